@@ -174,18 +174,40 @@ class Federation:
     def open(self, name: str) -> Iterator[Coordinator]:
         """Give a coordinator with a folder of its own that everybody has joined; a server may have two."""
         with self._recorder(name) as recorder:
-            evaluations = Evaluations(self.value) if self.terms["evaluates"] == "server" else None
-            archive = FolderArchive(self.home / name / "archive") if self.ledger else self.archive
-            made = Coordinator(
-                recorder, self.pool, self, evaluations,
-                rehearsal=not self.masks, gradient=self.gradient, archive=archive,
-            )  # fmt: skip
-            for _, answer in self.exchange("join", dict.fromkeys(self.names, made.invitation())):
-                try:
-                    self.joined.add(made.admit("here" if self.masks else "", answer))
-                except ProtocolError as error:
-                    made.note(f"somebody does not take part: {error}")
+            made = self._coordinator(name, recorder)
+            self._let_join(made)
             yield made
+
+    @contextmanager
+    def taken_up(self) -> Iterator[Federation]:
+        """Start a server on the folder of one that died, as Flower's `settle` does; `finish` comes next."""
+        key, run = self.keys[SERVER], (self.run_id, FLOWER, self.terms, self.pool.commitment)
+        with Folder(self.folder, self.config, resume=True) as folder:
+            rounds = rounds_of(folder.ledger)
+            recorder = LedgerRecorder(folder, self.config, self.roster, key, *run, rounds=rounds)
+            self.coordinator = self._coordinator("run", recorder)
+            self.model = recorder.model_after(rounds[-1]) if rounds else self.models[0]
+            if (cut := recorder.cut_off()) is not None:
+                self.coordinator.take_up(*cut, self.model)
+                self.model = recorder.model_after(recorder.rounds[-1])
+            self.joined.clear()
+            self._let_join(self.coordinator)
+            yield self
+
+    def _coordinator(self, name: str, recorder: Any) -> Coordinator:
+        evaluations = Evaluations(self.value) if self.terms["evaluates"] == "server" else None
+        archive = FolderArchive(self.home / name / "archive") if self.ledger else self.archive
+        return Coordinator(
+            recorder, self.pool, self, evaluations,
+            rehearsal=not self.masks, gradient=self.gradient, archive=archive,
+        )  # fmt: skip
+
+    def _let_join(self, made: Coordinator) -> None:
+        for _, answer in self.exchange("join", dict.fromkeys(self.names, made.invitation())):
+            try:
+                self.joined.add(made.admit("here" if self.masks else "", answer))
+            except ProtocolError as error:
+                made.note(f"somebody does not take part: {error}")
 
     @contextmanager
     def _recorder(self, name: str) -> Iterator[Any]:
@@ -531,6 +553,21 @@ def arrives(lost: Mapping[tuple[str, int], int], name: str, ask: Ask, answer: by
         body, signature, _ = unpack(answer, "a report", values=4)
         return pack([body, signature, b""])
     return answer
+
+
+def false_sum(monkeypatch, more=1000):
+    """Let the server tell everybody, and archive, an X that is not the sum."""
+    real = Coordinator._sum
+
+    def summed(coordinator, server, number, found, public):
+        real(coordinator, server, number, found, public)
+        words = server.result.words.copy()
+        words[:1] += np.uint32(more)
+        decoded = server._task.encoding.decode(words, included=len(server.result.included))
+        object.__setattr__(server.result, "words", words)
+        object.__setattr__(server.result, "weighted_sum", decoded.weighted_sum)
+
+    monkeypatch.setattr(Coordinator, "_sum", summed)
 
 
 @contextmanager

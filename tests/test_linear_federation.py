@@ -36,8 +36,8 @@ def test_what_it_writes_verifies_and_it_learns(tmp_path, masks):
 
 
 def test_many_rounds_without_a_ledger(tmp_path):
-    federation = Federation(tmp_path, 3, 200, masks=False, ledger=False).run()
-    assert [len(one.reports) for one in federation.rounds] == [3] * 200
+    federation = Federation(tmp_path, 3, 60, masks=False, ledger=False).run()
+    assert [len(one.reports) for one in federation.rounds] == [3] * 60
     assert not list(tmp_path.iterdir())
 
 

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 BLOCK = (
     "import sys\n"
     "for name in ('cryptography', 'Crypto', 'pydantic', 'altair', 'flwr', 'jinja2', 'pandas'):\n"
@@ -11,8 +13,13 @@ BLOCK = (
 )
 RUN = """
 from fedmerit.config import from_dict
+from fedmerit.errors import MissingExtra
 from fedmerit.simulation.run import run
-run(from_dict({tiny!r}, {overrides!r}), {folder!r})
+try:
+    run(from_dict({tiny!r}), {home!r} + "/masked")
+except MissingExtra as error:
+    print(error)
+run(from_dict({tiny!r}, {overrides!r}), {home!r} + "/plain")
 """
 TINY = {
     "data": {"test_size": 50},
@@ -22,23 +29,29 @@ TINY = {
 }
 
 
-def run(folder, *overrides):
-    program = BLOCK + RUN.format(tiny=TINY, overrides=list(overrides), folder=str(folder))
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+PLAIN = ["secure_aggregation.enabled=false", 'scoring.truth=["mr-shapley"]']
 
 
-def test_a_run_without_masks_and_with_ground_truth(tmp_path):
-    found = run(tmp_path / "run", "secure_aggregation.enabled=false", 'scoring.truth=["mr-shapley"]')
+@pytest.fixture(scope="module")
+def process(tmp_path_factory):
+    """A process that tries a run with masks, then makes one without them; and the folder of both."""
+    home = tmp_path_factory.mktemp("without")
+    program = BLOCK + RUN.format(tiny=TINY, overrides=PLAIN, home=str(home))
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False), home
+
+
+def test_a_run_without_masks_and_with_ground_truth(process):
+    found, home = process
     assert found.returncode == 0, found.stderr
-    scores = json.loads((tmp_path / "run" / "scores.json").read_text())
+    scores = json.loads((home / "plain" / "scores.json").read_text())
     assert len(scores["cumulative"]["ALPHA"]) == 4
     assert len(scores["truth"]["MR-SV"]) == 4
 
 
-def test_a_run_with_masks_says_what_to_install(tmp_path):
-    found = run(tmp_path / "run")
-    assert found.returncode != 0
-    assert "secure aggregation needs the packages cryptography and pycryptodome" in found.stderr
+def test_a_run_with_masks_says_what_to_install(process):
+    found, home = process
+    assert "secure aggregation needs the packages cryptography and pycryptodome" in found.stdout
+    assert not (home / "masked" / "scores.json").exists()
 
 
 def test_what_needs_none_of_them_loads():

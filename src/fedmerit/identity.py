@@ -609,6 +609,8 @@ def _small_order(key: bytes) -> bool:
 
 def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Create a file in one step: complete, with its mode from the start, and never over an existing file."""
+    if not path.name:
+        raise KeyFileError(f"{path}: expected the name of a file, got a folder")
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

@@ -63,7 +63,13 @@ from fedmerit.storage.run_folder import (
     scored_in,
     snapshot,
 )
-from fedmerit.storage.score_files import about_scores, check_scores, read_scores, write_scores
+from fedmerit.storage.score_files import (
+    FOLLOW_FROM,
+    about_scores,
+    check_scores,
+    read_scores,
+    write_scores,
+)
 
 # ---------------------------------------------------------------------------------------------------- keys
 
@@ -300,6 +306,8 @@ def examine_folder(path: str | Path) -> Iterator[Note]:
         held(path).close()
     except StoreError:
         yield Note("folder-running")
+    except OSError as error:  # such as a copy on a disk that can only be read
+        yield Note("folder-unlocked", why=error.strerror or str(error))
     keys = sorted((path / "keys").glob("*.pem"))
     for key in (*keys, *(path / "checkpoints").glob("*.safetensors")):
         if (mode := stat.S_IMODE(key.stat().st_mode)) & 0o077:
@@ -337,7 +345,7 @@ def verify_copy(
     yield from checked.lines(head, heads, judged=archive is not None)
     yield from checked.archived(archive, gradient)
     if checked.reader is None:
-        yield Note("scores")
+        yield Note(FOLLOW_FROM[checked.config.scoring.method])
     else:
         withheld = sum(bool(record.withheld) for record in checked.records)
         yield Note("withheld", records=withheld)

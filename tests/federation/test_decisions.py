@@ -358,7 +358,8 @@ def test_where_only_the_coordinator_sees_all_a_statement_names_nobody_else(close
 @pytest.mark.parametrize("rule", ["fair", "shrunk", "fenced", "impartial", "equal"])
 def test_a_member_recomputes_its_own_scores_and_cents_from_its_own_copy(closed, rule):
     made, _ = record_decision(closed, Terms("1000.01", PAID, rule=rule))
-    assert any("decision 1" in line for line in lines(closed))
+    whole = lines(closed)
+    assert any("decision 1" in line for line in whole)
     for member in CLOSED.clients:
         told = lines(copy_for(closed, member), member=member)
         amount = f"{made.paid[member]:,.2f} for {member}"
@@ -366,7 +367,7 @@ def test_a_member_recomputes_its_own_scores_and_cents_from_its_own_copy(closed, 
         (line,) = [line for line in told if line.startswith("payouts")]
         assert amount in line
         assert "share and cents follow" in line
-        assert told[-1] == lines(closed)[-1]  # the head is that of the whole ledger
+        assert told[-1] == whole[-1]  # the head is that of the whole ledger
 
 
 def test_a_copy_holds_nothing_of_others_but_their_hashes(closed):

@@ -160,7 +160,7 @@ def test_a_ledger_with_other_masked_words_than_a_member_sent_is_an_error(federat
     real = federation.coordinator.recorder.masked
     federation.coordinator.recorder.masked = lambda number, inputs: real(number, inputs | {"B": inputs["A"]})
     assert federation.start(1, M0) is not None
-    assert any(line.startswith("trained in 1 rounds") for line in federation.lines("A"))
+    assert any(line.startswith("trained in 1 round,") for line in federation.lines("A"))
     with pytest.raises(LedgerError, match=r"heads: line 2: B did not send the masked words that the led"):
         federation.lines("B")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from functools import cache
 
 import numpy as np
 import pytest
@@ -13,13 +14,12 @@ from fedmerit.errors import MessageError, RefusedError
 from fedmerit.identity import SERVER, canonical, content, number
 from fedmerit.protocol import clearing, messages
 from fedmerit.protocol.clearing import Clearing
-from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.direction import Entry, Manifest, manifest_limit
 from fedmerit.protocol.messages import Ask, pack, unpack
 from fedmerit.secagg.client import Client
 from fedmerit.storage.member_state import MemberFiles
 from fedmerit.verify import verify_folder
-from linear_federation import LIAR, Federation
+from linear_federation import LIAR, Federation, false_sum
 
 RING = 2**48
 FRIEND = "client-3"
@@ -59,12 +59,15 @@ def tabling(federation, change, who=LIAR, number=1):
     resigned(federation, "table", "table", change, who, number)
 
 
-def truth(home, **given):
-    """What everybody states in the same federation if nobody lies."""
-    found = federation_of(home, **given).run().coordinator.settled
-    return {
-        name: found.value(found.manifest.rounds[0], name) for name in found.manifest.rounds[0].participants
-    }
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory):
+    """What everybody states in the same federation if nobody lies, by who is lost; not to be changed."""
+
+    @cache
+    def stated(lost=()):
+        return values(federation_of(tmp_path_factory.mktemp("honest"), lost=lost).run())
+
+    return stated
 
 
 def values(federation):
@@ -81,18 +84,18 @@ def errors(federation, name, exchange):
 
 
 @pytest.mark.parametrize("more", [1, -1, 2**40])
-def test_who_states_another_number_is_named_and_everybody_keeps_what_is_true(tmp_path, more):
+def test_who_states_another_number_is_named_and_everybody_keeps_what_is_true(truth, tmp_path, more):
     federation = federation_of(tmp_path / "lie", ledger=True)
     stating(federation, more)
     federation.run()
     assert federation.coordinator.settled.named == {1: {LIAR: "stated"}}
-    assert values(federation) == truth(tmp_path / "honest")
+    assert values(federation) == truth()
     lines = [line.code for line in verify_folder(federation.folder, archive=federation.folder / "archive")]
     assert "archive-verdict" in lines
 
 
-def test_who_states_anothers_number_is_named(tmp_path):
-    honest = truth(tmp_path / "honest")
+def test_who_states_anothers_number_is_named(truth, tmp_path):
+    honest = truth()
     federation = federation_of(tmp_path / "lie")
     stating(federation, honest[FRIEND] - honest[LIAR])
     federation.run()
@@ -101,7 +104,7 @@ def test_who_states_anothers_number_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("which", ["one", "all", "masked"])
-def test_who_lies_about_its_masks_is_named(tmp_path, which):
+def test_who_lies_about_its_masks_is_named(truth, tmp_path, which):
     federation = federation_of(tmp_path / "lie")
     stating(federation, 5)
 
@@ -115,11 +118,11 @@ def test_who_lies_about_its_masks_is_named(tmp_path, which):
     tabling(federation, change)
     federation.run()
     assert federation.coordinator.settled.liars == (LIAR,)
-    assert values(federation) == truth(tmp_path / "honest")
+    assert values(federation) == truth()
 
 
-def test_two_who_agree_on_a_false_mask_move_credit_between_each_other_only(tmp_path):
-    honest = truth(tmp_path / "honest")
+def test_two_who_agree_on_a_false_mask_move_credit_between_each_other_only(truth, tmp_path):
+    honest = truth()
     federation = federation_of(tmp_path / "lie")
     stating(federation, 700)
     stating(federation, -700 + 1, FRIEND)  # one unit too much, so that masks are asked for
@@ -140,8 +143,8 @@ def test_two_who_agree_on_a_false_mask_move_credit_between_each_other_only(tmp_p
 
 
 @pytest.mark.parametrize("exchange", ["table", "pairs"])
-def test_a_liar_who_falls_silent_keeps_nothing_of_its_lie(tmp_path, exchange):
-    honest = truth(tmp_path / "honest")
+def test_a_liar_who_falls_silent_keeps_nothing_of_its_lie(truth, tmp_path, exchange):
+    honest = truth()
     federation = federation_of(tmp_path / "lie", ledger=True)
     stating(federation, 2**40)
     if exchange == "table":
@@ -161,8 +164,8 @@ def test_a_liar_who_falls_silent_keeps_nothing_of_its_lie(tmp_path, exchange):
     assert federation.verified()
 
 
-def test_a_silent_liar_is_named_when_it_comes_back_and_stays_missing_if_it_does_not(tmp_path):
-    honest = truth(tmp_path / "honest")
+def test_a_silent_liar_is_named_when_it_comes_back_and_stays_missing_if_it_does_not(truth, tmp_path):
+    honest = truth()
     for back in (True, False):
         federation = federation_of(tmp_path / f"lie-{back}", ledger=True)
         stating(federation, 9)
@@ -238,13 +241,13 @@ def test_commitments_that_differ_take_a_mask_away_and_hide_no_liar(tmp_path, mon
 
 
 @pytest.mark.parametrize("stage", ["masked", "check", "unmask"])
-def test_a_liar_is_named_although_a_dealer_was_lost(tmp_path, stage):
-    lost = [(FRIEND, 1, stage)]
+def test_a_liar_is_named_although_a_dealer_was_lost(truth, tmp_path, stage):
+    lost = ((FRIEND, 1, stage),)
     federation = federation_of(tmp_path / "lie", lost=lost)
     stating(federation, 1)
     federation.run()
     assert federation.coordinator.settled.liars == (LIAR,)
-    assert values(federation) == truth(tmp_path / "honest", lost=lost)
+    assert values(federation) == truth(lost)
 
 
 def test_who_lies_about_the_mask_with_a_lost_dealer_is_named(tmp_path):
@@ -410,7 +413,7 @@ def test_a_first_direction_that_is_not_the_manifests_is_not_answered(tmp_path):
     assert errors(federation, "client-0", "table") != [None]
 
 
-def test_what_was_shown_before_still_counts_when_a_silent_member_comes_back(tmp_path):
+def test_what_was_shown_before_still_counts_when_a_silent_member_comes_back(truth, tmp_path):
     federation = federation_of(tmp_path, ledger=True)
     stating(federation, 1)
     tabling(federation, lambda body: body["pairs"].update({"client-0": "5"}))
@@ -428,7 +431,7 @@ def test_what_was_shown_before_still_counts_when_a_silent_member_comes_back(tmp_
         coordinator.settled = again.late(LIAR, pack([canonical(body), signature]))
     assert coordinator.settled.final
     assert coordinator.settled.liars == (LIAR,)
-    assert values(federation) == truth(tmp_path / "honest")
+    assert values(federation) == truth()
     assert federation.verified()
     list(verify_folder(federation.folder, archive=federation.folder / "archive"))
 
@@ -548,7 +551,7 @@ def test_a_member_killed_after_it_opened_a_key_remembers_it(tmp_path):
     assert federation.coordinator.settled.liars == (LIAR,)
 
 
-def test_statements_that_are_withheld_stay_so_when_masks_are_asked_for(tmp_path):
+def test_statements_that_are_withheld_stay_so_when_masks_are_asked_for(truth, tmp_path):
     federation = federation_of(tmp_path / "lie", scoring={"visibility": "coordinator"})
     stating(federation, 1)
     federation.run()
@@ -556,7 +559,7 @@ def test_statements_that_are_withheld_stay_so_when_masks_are_asked_for(tmp_path)
         if one.ask.exchange in ("table", "settle"):
             assert list(one.ask.body["statements"]) == [one.member]
     assert federation.coordinator.settled.liars == (LIAR,)
-    assert values(federation) == truth(tmp_path / "honest")
+    assert values(federation) == truth()
 
 
 def test_where_statements_are_withheld_a_server_must_sign_that_they_do_not_add_up(tmp_path):
@@ -573,21 +576,6 @@ def test_where_statements_are_withheld_a_server_must_sign_that_they_do_not_add_u
 
 
 # ------------------------------------------------------------------------------------------ lying servers
-
-
-def false_sum(monkeypatch, more=1000):
-    """Let the server tell everybody, and archive, an X that is not the sum."""
-    real = Coordinator._sum
-
-    def summed(coordinator, server, number, found, public):
-        real(coordinator, server, number, found, public)
-        words = server.result.words.copy()
-        words[:1] += np.uint32(more)
-        decoded = server._task.encoding.decode(words, included=len(server.result.included))
-        object.__setattr__(server.result, "words", words)
-        object.__setattr__(server.result, "weighted_sum", decoded.weighted_sum)
-
-    monkeypatch.setattr(Coordinator, "_sum", summed)
 
 
 def test_a_server_whose_sum_is_none_is_named(tmp_path, monkeypatch):
@@ -820,6 +808,24 @@ def test_a_manifest_is_measured_before_it_is_parsed(tmp_path, monkeypatch):
     federation.run()
     assert all(size <= most for size in parsed)
     assert len(canonical_manifest(tmp_path / "honest")) <= most
+
+
+@pytest.mark.parametrize("kind", ["settle", "table", "pairs"])
+def test_json_in_a_settlement_is_measured_before_it_is_parsed(tmp_path, monkeypatch, kind):
+    """Lists within lists take 25 times as much memory as their text."""
+    federation = federation_of(tmp_path)
+    remembering(federation)
+    stating(federation, 1)
+    tabling(federation, lambda body: body["pairs"].update({"client-0": "5"}))
+    federation.run()
+    long, read = b'{"a":[' + b"[]," * 10_000 + b"[]]}", json.loads
+    shown = {LIAR: [long, b"s" * 64]}
+    lies = {"settle": {"settled": long}, "table": {"statements": shown}, "pairs": {"tables": shown}}
+    most = []
+    monkeypatch.setattr(messages.json, "loads", lambda text: most.append(len(text)) or read(text))
+    with pytest.raises(RefusedError):
+        federation.ask("client-0", federation.asked("client-0")[kind, 1], **lies[kind])
+    assert max(most, default=0) < len(long)
 
 
 def canonical_manifest(home):

@@ -143,6 +143,7 @@ def test_running_sums_are_to_the_bit_those_of_all_rounds_at_once(missing, seed, 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
 )
 
 

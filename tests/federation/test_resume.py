@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from functools import cache
 
 import pytest
 from killing import killed
@@ -16,7 +17,6 @@ from fedmerit.simulation.run import Rehearsal, run
 from fedmerit.verify import verify_folder
 
 SETTINGS = (
-    "model.name=mlp",  # it lasts long enough to be killed
     "training.rounds=4",
     "scoring.solo=true",
     "training.weights=scores",
@@ -26,14 +26,19 @@ SETTINGS = (
 
 
 def config():
-    return tiny(*SETTINGS)
+    return tiny(*SETTINGS, "model.name=mlp")  # it lasts long enough to be killed
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    run(tiny(*SETTINGS), folder)
-    return (folder / "scores.json").read_bytes(), (folder / "scores.csv").read_bytes()
+    """The score files of a run that goes through without a stop, by its network."""
+
+    def files(network):
+        folder = tmp_path_factory.mktemp("whole") / "run"
+        run(tiny(*SETTINGS, f"model.name={network}"), folder)
+        return (folder / "scores.json").read_bytes(), (folder / "scores.csv").read_bytes()
+
+    return cache(files)
 
 
 @pytest.mark.long
@@ -50,9 +55,9 @@ def test_killed_at_ten_random_moments_it_ends_with_the_same_bytes(tmp_path, whol
 
     while kills < 10 and not killed(__name__, folder, live):
         kills += 1
-    run(tiny(*SETTINGS), folder, resume=True)
-    assert (folder / "scores.json").read_bytes() == whole[0]
-    assert (folder / "scores.csv").read_bytes() == whole[1]
+    run(config(), folder, resume=True)
+    found = (folder / "scores.json").read_bytes(), (folder / "scores.csv").read_bytes()
+    assert found == whole("mlp")
     assert list(verify_folder(folder))
     assert not [path for path in folder.rglob(".*") if path.name not in (".lock",)]
     assert kills >= 5
@@ -87,11 +92,12 @@ def test_a_crash_at_each_step_of_closing_a_round_is_repaired(tmp_path, whole, mo
     else:
         target = crash_second(LedgerRecorder.write_scores)
         monkeypatch.setattr(LedgerRecorder, "write_scores", target)
+    settings = tiny(*SETTINGS)
     with pytest.raises(Crash):
-        run(tiny(*SETTINGS), tmp_path / "run")
+        run(settings, tmp_path / "run")
     monkeypatch.undo()
-    run(tiny(*SETTINGS), tmp_path / "run", resume=True)
-    assert (tmp_path / "run" / "scores.json").read_bytes() == whole[0]
+    run(settings, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "scores.json").read_bytes() == whole("network:tiny")[0]
     assert list(verify_folder(tmp_path / "run"))
 
 

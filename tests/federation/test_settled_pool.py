@@ -9,7 +9,7 @@ from tiny import TINY, tiny
 
 from fedmerit.config import from_dict, of_folder
 from fedmerit.errors import ConfigError, DataError, LedgerError
-from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.chain import Ledger, exported
 from fedmerit.ledger.forms import check_forms
 from fedmerit.ledger.records import config_of, first_body
 from fedmerit.notes import Note
@@ -17,7 +17,7 @@ from fedmerit.protocol.terms import cautious, check_version, pinned, roster_in, 
 from fedmerit.secagg.quantise import Encoding
 from fedmerit.simulation.run import run
 from fedmerit.simulation.setup import prepare
-from fedmerit.verify import verify_folder
+from fedmerit.verify import verify_copy, verify_folder
 from forging import body_of, written
 from ledgers import terms_of
 from raising import raises
@@ -68,6 +68,11 @@ def test_rounds_are_measured_on_the_other_half(home):
     assert federation.pool.settlement().id not in shown
     assert np.bincount(federation.pool.settlement().y).max() <= 3  # 25 samples of 10 classes
     assert "scores: follow from the statements and reports in the ledger" in list(verify_folder(home / "run"))
+    with Ledger(home / "run" / "ledger.sqlite", read_only=True) as ledger:
+        (home / "copy.jsonl").write_bytes(b"".join(exported(ledger)))
+    assert "scores: follow from the statements and reports in the ledger" in list(
+        verify_copy(home / "copy.jsonl")
+    )
 
 
 @pytest.mark.parametrize(

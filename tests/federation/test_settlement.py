@@ -21,19 +21,19 @@ from fedmerit.errors import (
     StoreError,
 )
 from fedmerit.identity import canonical, content, exact, number
-from fedmerit.ledger.chain import Ledger
+from fedmerit.ledger.chain import Ledger, exported
 from fedmerit.ledger.decisions import Terms
-from fedmerit.ledger.records import rounds_of
+from fedmerit.ledger.records import rounds_of, sees
 from fedmerit.ledger.settled import settlement_of
 from fedmerit.notes import code_of
 from fedmerit.protocol import clearing, pool
 from fedmerit.protocol.direction import Manifest, differs, integers, product, scale_of
 from fedmerit.protocol.messages import Ask, pack, unpack
-from fedmerit.protocol.settlement import Statement
+from fedmerit.protocol.settlement import Statement, last_round
 from fedmerit.protocol.settler import SETTLING
 from fedmerit.secagg.quantise import Encoding
 from fedmerit.storage.archive import FolderArchive, check_archive
-from fedmerit.verify import record_decision, verify_folder
+from fedmerit.verify import record_decision, verify_copy, verify_folder
 from forging import body_of, written
 from ledgers import pool_of
 from linear_federation import LIAR, Federation, data, fit, fit_slope
@@ -392,7 +392,10 @@ def test_a_manifest_of_another_run_or_utility_or_of_later_rounds_is_refused(tmp_
     with pytest.raises(RefusedError):
         federation.ask(LIAR, ask, manifest=ask.body["manifest"].replace(b",", b", "))
     early = replace(ask, round=2)
-    signed = {name: federation.ask(name, Ask("last", ask.run, 2, {}, {})) for name in federation.names}
+    with pytest.raises(RefusedError):  # who has seen the pool signs no end any more
+        federation.ask("client-0", Ask("last", ask.run, 2, {}, {}))
+    told = last_round(ask.run, 2)
+    signed = {name: key.sign(content(name, "last", told)) for name, key in federation.keys.items()}
     with pytest.raises(RefusedError):  # signed as it should be, but with a third round
         federation.ask(LIAR, early, last=signed)
     rounds = {**body, "rounds": body["rounds"][:2]}
@@ -512,15 +515,43 @@ def test_samples_that_were_opened_before_are_refused(tmp_path):
     first = settled(tmp_path, files=True).run()
     assert first.coordinator.settled.missing == ()
     again = settled(tmp_path, files=True)
-    again.run_id = "f" * 32
+    again.run_id, again.model = "f" * 32, again.model + np.float32(0.01)  # else it would be the same updates
     again.home.joinpath("run").rename(tmp_path / "first")
     again.run()
+    assert [one.aborted for one in again.rounds] == [""] * 3
+    assert {one.ask.exchange for one in again.passed if one.error} == {"open"}
     assert again.coordinator.settled is None
     other = settled(tmp_path, files=True)
     other.run_id, other.pool = "e" * 32, settled(tmp_path / "other", seed=5).pool
     again.home.joinpath("run").rename(tmp_path / "second")
     other.run()
     assert other.coordinator.settled.missing == ()
+
+
+def test_samples_that_an_earlier_run_reported_on_are_refused(tmp_path):
+    """Its members saw them, and may have trained on them since."""
+    x, y = data("test", 32)
+    first = Federation(tmp_path, 4, 1, files=True, ledger=False)
+    first.pool = pool_of(x, y, 1, key=b"1" * 32)
+    assert len(first.run().rounds[0].reports) == 4
+    again = settled(tmp_path, files=True, ledger=False, rounds=1)
+    again.run_id, again.model = "f" * 32, again.model + np.float32(0.01)
+    again.pool = pool_of(np.roll(x, 1, 0), np.roll(y, 1), 1, key=b"2" * 32, settled=32)
+    again.run()
+    assert {one.ask.exchange for one in again.passed if one.error} == {"open"}
+    assert again.coordinator.settled is None
+
+
+def test_a_copy_that_withholds_its_readers_own_statement_is_refused(tmp_path):
+    """It could not recompute what it is paid, and would not be told so."""
+    scoring, path = {"visibility": "coordinator"}, tmp_path / "copy.jsonl"
+    run = settled(tmp_path / "home", rounds=1, scoring=scoring).run()
+    with Ledger(run.folder / "ledger.sqlite", read_only=True) as ledger:
+        path.write_bytes(b"".join(exported(ledger, sees(LIAR))))
+        assert list(verify_copy(path, member=LIAR))
+        path.write_bytes(b"".join(exported(ledger, lambda one: one.kind != "statement" and sees(LIAR)(one))))
+    with pytest.raises(LedgerError, match=rf"statement by {LIAR}\): withheld from its own author"):
+        list(verify_copy(path, member=LIAR))
 
 
 def test_no_round_after_the_pool_was_opened(tmp_path):

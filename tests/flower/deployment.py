@@ -1,6 +1,9 @@
-"""What the tests of a deployment look at: everything a server ever stored, and bytes of updates in it."""
+"""What tests of a deployment look at: what a server stored, bytes of updates in it, what `verify` says."""
 
+import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,3 +57,13 @@ def stretches(
 def found(needles: list[bytes], haystack: bytes) -> int:
     """How many of them are there."""
     return sum(needle in haystack for needle in needles)
+
+
+def verified(out, copy, roster):
+    """What another member is told who has a copy of the folder, its archive and its own roster."""
+    shutil.copytree(out, copy, ignore=shutil.ignore_patterns("keys"))  # the server's stay there
+    program = Path(sys.executable).parent / "fedmerit"
+    arguments = ["verify", copy, "--roster", roster, "--archive", copy / "archive"]
+    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

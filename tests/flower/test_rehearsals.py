@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from fedmerit.cli import app
 from fedmerit.errors import LedgerError, ProtocolError
+from fedmerit.flower.checks import engine_of
 from fedmerit.flower.client import place_of
-from fedmerit.flower.server import engine_of
 from fedmerit.identity import read_roster
 from fedmerit.verify import verify_folder
 from raising import raises

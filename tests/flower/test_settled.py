@@ -121,7 +121,7 @@ def test_a_second_run_on_samples_that_were_opened_is_refused_before_anybody_trai
     run(home, grid_of(home), **SETTLED)
     (home / "run").rename(home / "first")
     again = grid_of(home)
-    with pytest.raises(DataError, match=r"samples were opened to these members .*run, and members settle on"):
+    with pytest.raises(DataError, match=r"samples were shown to these members .*run, and members settle on"):
         run(home, again, **SETTLED)
     assert again.seen == []
     assert (home / "server.pem.opened").stat().st_mode & 0o777 == 0o600
@@ -129,6 +129,25 @@ def test_a_second_run_on_samples_that_were_opened_is_refused_before_anybody_trai
     (home / "server.pem.opened").write_text("no line of JSON\n")
     with pytest.raises(StoreError, match="it says which test samples were opened before"):
         run(home, again, **SETTLED)
+
+
+def test_a_settled_run_on_samples_that_members_reported_on_is_refused_before_anybody_trains(home):
+    first, noted, asked = grid_of(home), home / "server.pem.opened", []
+
+    def before(node, message):
+        if Ask.unpack(take(message.content))[0].exchange == "report":
+            asked.append(len(noted.read_text().splitlines()))  # before the member sees the slice
+
+    first.before = before
+    run(home, first, method="reports")
+    (home / "run").rename(home / "first")
+    assert min(asked) >= 1
+    lines = [json.loads(line)["samples"] for line in noted.read_text().splitlines()]
+    assert all(lines.count(one) == 1 for one in lines)
+    again = grid_of(home)
+    with pytest.raises(DataError, match="samples were shown to these members"):
+        run(home, again, **SETTLED)
+    assert again.seen == []
 
 
 def test_a_pool_that_stayed_shut_can_be_opened_by_the_next_run(home):

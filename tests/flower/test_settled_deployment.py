@@ -5,11 +5,9 @@ server has noticed; the server waits for it at the settlement. Another one state
 """
 
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from deployment import verified
 from federation_in import HERE, NAMES, make_keys
 
 from fedmerit.errors import FedmeritError
@@ -83,16 +81,6 @@ def test_a_deployment_is_settled_with_who_is_back_and_names_a_liar(example, tmp_
     assert "settlement: 0 of 2 equations hold" in said
     assert f"settlement: in round 1 {LIAR}" in said
     assert f"settlement: in round 2 {LIAR}" in said
-
-
-def verified(out, copy, roster):
-    """What another member is told who has a copy of the folder, its archive and its own roster."""
-    shutil.copytree(out, copy, ignore=shutil.ignore_patterns("keys"))  # the server's stay there
-    program = Path(sys.executable).parent / "fedmerit"
-    arguments = ["verify", copy, "--roster", roster, "--archive", copy / "archive"]
-    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.alone

@@ -12,8 +12,8 @@ from small import contributions, members, reply, start
 import fedmerit.flower
 from fedmerit.config import from_dict
 from fedmerit.errors import ConfigError, DataError, MessageError, NoGradient, ProtocolError, RefusedError
+from fedmerit.flower.checks import check_rise
 from fedmerit.flower.codec import Samples
-from fedmerit.flower.server import _check_rise
 from fedmerit.identity import read_roster
 
 SMALL = {"layer.weight": 5, "norm.running_var": 3}
@@ -64,7 +64,7 @@ def test_a_right_gradient_is_never_refused_where_the_utility_is_curved(at):
         return float(np.float32(1 / (1 + np.exp(-vector.astype(np.float64).sum()))))
 
     slope = measured(model) * (1 - measured(model))  # of each coordinate
-    _check_rise(measured, model, measured(model), np.full(4, slope, np.float32))
+    check_rise(measured, model, measured(model), np.full(4, slope, np.float32))
 
 
 def test_a_gradient_that_is_not_finite_is_found_before_anybody_trains(home):

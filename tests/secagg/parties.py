@@ -59,6 +59,8 @@ class Parties:
             name: Client(self.setting, name, self.identity[name], released=self.released.get(name))
             for name in self.names
         }
+        self.channels = {name: client._state.channel for name, client in self.clients.items()}
+        self.held = {}  # what members were dealt, once they have released it
         self.server = Server(self.setting, self.task)
         self.shown = dict.fromkeys(self.names)
         self.sent = {stage: {} for stage in STAGES}
@@ -74,6 +76,8 @@ class Parties:
         return Update(self.task, self.vectors[name], weight, b"seed of " + name.encode())
 
     def answer(self, name):
+        if self.clients[name].stage == "unmask":  # it forgets them with this answer
+            self.held[name] = dict(self.clients[name]._state.shares)
         return self.clients[name].handle(self.shown[name], self.update(name))
 
     def play(self, until=None, lost=()):
@@ -121,9 +125,9 @@ def head_of(message):
     return message[8 : 8 + int.from_bytes(message[4:8], "big")]
 
 
-def secrets_of(client):
-    s = client._state
-    return [s.channel, s.mask, s.seed, s.nonce]
+def secrets_of(parties, name):
+    s = parties.clients[name]._state
+    return [parties.channels[name], s.mask, s.seed, s.nonce]
 
 
 def body_of(parties, message):

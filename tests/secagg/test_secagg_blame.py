@@ -448,7 +448,7 @@ def test_evidence_in_any_other_form_proves_nothing(change):
 
 
 def test_no_shares_of_an_honest_dealer_prove_that_it_shared_out_something_else():
-    parties = Parties(5).play()  # t = 4
+    parties = Parties(5).play(until="unmask")  # t = 4
     advertised, dealt = parties.server.heads["advertise"], parties.server.heads["share"]
     held = {i: parties.clients[name]._state.shares[A] for i, name in enumerate(parties.names)}
     evidence = {
@@ -509,9 +509,7 @@ def test_all_complaints_together_open_what_bad_dealers_knew_and_nothing_else():
     for victim in (C, D, "hospital-f", "hospital-g"):
         known = {parties.names.index(h): shares for (d, h), shares in found.items() if d == victim}
         known |= {  # and what the two were dealt otherwise
-            i: parties.clients[liar]._state.shares[victim]
-            for i, liar in enumerate((A, B))
-            if victim in parties.clients[liar]._state.shares
+            i: parties.held[liar][victim] for i, liar in enumerate((A, B)) if victim in parties.held[liar]
         }
         assert set(known) == {0, 1}  # of t = 5 shares
         own = parties.clients[victim]._state

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from parties import A, B, C, D, Parties, caught, head_of, heads_in, seen_in, tampered_shares
+from parties import A, B, C, D, Parties, caught, head_of, heads_in, secrets_of, seen_in, tampered_shares
 
 from fedmerit.errors import (
     BindingError,
@@ -73,7 +73,7 @@ def test_a_share_holder_that_lies_is_named_and_outvoted_or_the_round_aborts(n):
 
 
 def _lie(parties, victim):
-    shares = parties.clients[B]._state.shares
+    shares = parties.held[B]
     return [[i, "seed", bytes(32) if n == victim else shares[n][1]] for i, n in enumerate(parties.names)]
 
 
@@ -123,7 +123,7 @@ def test_secrets_are_in_no_repr_and_no_error():
         parties.server.receive(parties.answer(A))
     shown.append(str(error.value))
     text = " ".join(shown)
-    for secret in (client._state.mask, client._state.seed, client._state.nonce, client._state.channel):
+    for secret in secrets_of(parties, A):
         assert repr(secret)[2:-1] not in text
         assert secret.hex() not in text
     assert "SECRET" not in text

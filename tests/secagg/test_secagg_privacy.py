@@ -125,8 +125,8 @@ def check_every_attempt_has_fresh_secrets():
     """Two attempts with the same update have nothing in common that could be subtracted."""
     first = Parties(4, length=500).play(until="check")
     second = first.retry().play(until="check")
-    assert not {s for c in first.clients.values() for s in secrets_of(c)} & {
-        s for c in second.clients.values() for s in secrets_of(c)
+    assert not {s for name in first.names for s in secrets_of(first, name)} & {
+        s for name in second.names for s in secrets_of(second, name)
     }
     for name in first.names:
         one, two = (p.server.heads["advertise"][name].body for p in (first, second))
@@ -191,7 +191,7 @@ def check_no_plain_byte_reaches_the_server():
         sizes = [weight.to_bytes(4, order) for order in ("little", "big")]
         for trace in (*packed, *sizes, str(weight).encode(), np.float32(weight).tobytes()):
             assert trace not in got
-        for secret in secrets_of(parties.clients[name]):
+        for secret in secrets_of(parties, name):
             assert secret not in got
             assert secret[:16] not in got
             assert secret[16:] not in got

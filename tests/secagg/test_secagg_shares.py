@@ -11,7 +11,8 @@ from parties import A, B, C, D, Parties, caught, head_of, heads_in, seen_in
 
 from fedmerit.errors import BindingError, ShareError
 from fedmerit.secagg import masks
-from fedmerit.secagg.messages import SEALED_SHARES, to_broadcast
+from fedmerit.secagg.messages import SEALED_SHARES, open_message, to_broadcast
+from fedmerit.secagg.state import load_state
 
 E = "hospital-e"
 SMALL_ORDER = [
@@ -34,6 +35,20 @@ def test_fewer_than_t_holders_rebuild_nothing():
                 assert masks.combine_shares({i: held[i][kind] for i in chosen}, few) != secret
                 with pytest.raises(ShareError):
                     masks.combine_shares({i: held[i][kind] for i in chosen}, 5)
+
+
+def test_what_t_members_keep_of_a_round_rebuilds_nobody_elses_secret():
+    """Clients are kept until a settlement is over: copies of t of them must not open what was masked then."""
+    parties = Parties(5).play()
+    kept = [load_state(parties.clients[name].dump())[2] for name in parties.names[1:]]
+    assert not [share for state in kept for shares in state.shares.values() for share in shares]
+    assert not any(state.channel for state in kept)  # else the archived lists hold what was dealt to them
+    assert parties.clients[B].complaints == ()
+    assert parties.clients[B].masked_again(parties.vectors[B]) == open_payload(parties, B)
+
+
+def open_payload(parties, name):
+    return open_message(parties.sent["masked"][name], parties.setting, 10**6)[1]
 
 
 def test_the_key_that_is_shared_out_opens_no_channel():

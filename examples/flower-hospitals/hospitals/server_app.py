@@ -12,7 +12,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train for the configured number of rounds, and score everybody."""
+    """Train for the configured number of rounds, and score everybody; or settle a run whose server died."""
     config = context.run_config
     if not config["out"]:
         raise SystemExit("--run-config needs out: the folder to write ledger and scores to")
@@ -31,4 +31,7 @@ def main(grid: Grid, context: Context) -> None:
     arrays = ArrayRecord(network().state_dict())
     if config["after"]:
         arrays = fedmerit.flower.last_model(config["after"], arrays)
+    if config["settle"]:
+        strategy.settle(grid=grid, initial_arrays=arrays)
+        return
     strategy.start(grid=grid, initial_arrays=arrays, num_rounds=config["rounds"])

@@ -14,8 +14,9 @@ from fedmerit.protocol.terms import cautious, everybody
 
 if TYPE_CHECKING:
     from fedmerit.flower.client import Place, member_of, place_of, secure
+    from fedmerit.flower.folders import last_model, rehearsal
     from fedmerit.flower.network import torch_scoring
-    from fedmerit.flower.server import Contributions, last_model, rehearsal
+    from fedmerit.flower.server import Contributions
 
 __all__ = [
     "Contributions",
@@ -32,8 +33,9 @@ __all__ = [
 
 _LATER = {
     "client": ("Place", "member_of", "place_of", "secure"),
+    "folders": ("last_model", "rehearsal"),
     "network": ("torch_scoring",),
-    "server": ("Contributions", "last_model", "rehearsal"),
+    "server": ("Contributions",),
 }
 
 

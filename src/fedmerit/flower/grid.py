@@ -54,10 +54,18 @@ class SecureGrid(Grid):
         join: seconds to wait for members to come back if too few are present for a round.
         weighted_by: the metric that the strategy averages by.
         available: the number of members that the strategy waits for before it begins a round.
+        timeout: seconds to wait for members who compute, until a train step brings the strategy's own.
     """
 
     def __init__(
-        self, grid: Grid, shape: Shape, patience: float, join: float, weighted_by: str, available: int = 0
+        self,
+        grid: Grid,
+        shape: Shape,
+        patience: float,
+        join: float,
+        weighted_by: str,
+        available: int = 0,
+        timeout: float | None = None,
     ) -> None:
         self.grid, self.shape, self.patience, self.join = grid, shape, patience, join
         self.weighted_by, self.available = weighted_by, available
@@ -71,7 +79,7 @@ class SecureGrid(Grid):
         self._invited: dict[str, int] = {}  # message id -> node
         self._train: dict[str, Message] = {}  # the strategy's messages in this round, by member
         self._metrics: dict[str, MetricRecord] = {}
-        self._timeout: float | None = None
+        self._timeout = timeout
         self._looked = -math.inf
         self._noted = 0  # number of notes before this round
         self._withheld: set[str] = set()  # training metrics already reported as missing

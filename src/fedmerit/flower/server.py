@@ -8,6 +8,9 @@
     )
     strategy.start(grid=grid, initial_arrays=arrays, num_rounds=10)
 
+If the server of a settled run dies, another one settles what was trained: ``strategy.settle(grid=grid,
+initial_arrays=arrays)``, with the same arguments and the same folder.
+
 Attributes of the wrapped strategy can be read through the wrapper: ``strategy.fraction_train``.
 """
 
@@ -17,7 +20,8 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,10 +29,27 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from flwr.serverapp.strategy import Result, Strategy
 
-from fedmerit.config import Config, as_toml, from_dict
-from fedmerit.errors import ConfigError, DataError, ProtocolError, StoreError
+from fedmerit.config import Config, as_toml, from_dict, of_folder
+from fedmerit.errors import (
+    ConfigError,
+    DataError,
+    KeyFileError,
+    ProtocolError,
+    SettlementError,
+    StoreError,
+)
+from fedmerit.flower.checks import (
+    averages,
+    check_slope,
+    check_strategy,
+    engine_of,
+    method_of,
+    own_aggregation,
+    server_key_of,
+    utilities_of,
+)
 from fedmerit.flower.codec import (
     Gradient,
     Notes,
@@ -39,157 +60,33 @@ from fedmerit.flower.codec import (
     log_inside_flower,
     slope_of,
 )
+from fedmerit.flower.folders import NEW_KEY, SETTLE, make_free, pool_key
 from fedmerit.flower.grid import SecureGrid
 from fedmerit.identity import (
-    PREFIX,
-    Member,
+    SERVER,
     Roster,
     load_key,
     new_key,
     public_key,
     read_roster,
-    write_roster,
 )
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.recorder import LedgerRecorder
+from fedmerit.ledger.records import first_body, rounds_of
 from fedmerit.limits import check_schedule
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.direction import Slope, along_path
 from fedmerit.protocol.messages import LEAST_SAMPLES
-from fedmerit.protocol.outcome import Evaluate, Evaluations, Model, mean
-from fedmerit.protocol.pool import Pool, Sampling, Slice, parts_of
-from fedmerit.protocol.terms import FLOWER, SIMULATED, least_scheduled, proposed
+from fedmerit.protocol.outcome import Evaluations
+from fedmerit.protocol.pool import KEY_BYTES, Pool, Sampling, order_of, parts_of
+from fedmerit.protocol.terms import FLOWER, least_scheduled, proposed
 from fedmerit.report.page.html import page_of_run
 from fedmerit.scoring.files import LEDGER
-from fedmerit.storage.archive import ARCHIVE, FolderArchive
-from fedmerit.storage.opened_samples import OpenedSamples
-from fedmerit.storage.run_folder import Folder, checkpoint_in, held, read_checkpoint, write
-
-# ------------------------------------------------------------------------------------------------- folders
-
-_FILES = ("config.toml", "notes.txt", "scores.csv", "scores.json")
-_LEDGER = (f"{LEDGER}-wal", f"{LEDGER}-shm", LEDGER)
-"""The ledger's files; the ledger goes last, because it shows that the rest may be removed."""
-_KEYS = ("pool.key", "server.pem")
-NEW_KEY = "make a key (fedmerit keys new --server server.pem)"
-_KINDS = {"run", "pool", "join"}
-"""The kinds of records of a start that reached no round."""
-
-
-def make_free(path: Path) -> None:
-    """Remove what is left of a start that too few members joined; refuse a folder that holds anything else.
-
-    Before the first schedule, no member was asked for anything, so nothing is lost. A folder whose ledger
-    holds a schedule is never touched.
-    """
-    if not path.exists() or {item.name for item in path.iterdir()} <= {".lock"}:
-        return
-    named = (*_FILES, *(f"keys/{key}" for key in _KEYS), "keys", "checkpoints", *_LEDGER)
-    left = [path / name for name in named]
-    strange = not {*path.iterdir(), *path.glob("*/*")} <= {*left, path / ".lock"}
-    if strange or not (path / LEDGER).exists():
-        raise _used(path)
-    try:
-        with held(path):
-            if not _came_to_nothing(path / LEDGER):
-                raise _used(path)
-            for item in left:
-                if item.is_dir():
-                    item.rmdir()
-                else:
-                    item.unlink(missing_ok=True)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be used again as a run folder: {error}") from error
-
-
-def _came_to_nothing(path: Path) -> bool:
-    with Ledger(path, read_only=True) as ledger:
-        records = list(ledger.records())
-    engines = {record.body.get("engine") for record in records if record.kind == "run"}
-    return {record.kind for record in records} <= _KINDS and engines in ({FLOWER}, {SIMULATED})
-
-
-def _used(path: Path) -> StoreError:
-    return StoreError(
-        f"{path}: not empty, and a Flower run cannot be resumed: give a new folder. To go on from the last "
-        f"model in this one, start with fedmerit.flower.last_model({str(path)!r}, initial_arrays)"
-    )
-
-
-def last_model(folder: str | Path, like: ArrayRecord) -> ArrayRecord:
-    """Return the model after the last round in a run folder, from which to start a new run in a new folder.
-
-    It comes from the checkpoint of the last round in the ledger. If the strategy has a server optimiser, this
-    is the average before the optimiser acted; the optimiser's own state is not kept.
-
-    Args:
-        folder: the folder of the run whose server died.
-        like: a model with the same names, shapes and types, such as a fresh one; arrays of integers are
-            taken from it.
-
-    Raises:
-        LedgerError: the folder holds no readable ledger.
-        StoreError: no round is over in that folder, its checkpoint is gone or damaged, or it belongs to
-            another model than ``like``.
-    """
-    path, shape = Path(folder), Shape.of(like)
-    with Ledger(path / LEDGER, read_only=True) as ledger:
-        rounds = list(ledger.records("round"))
-    if not rounds:
-        raise StoreError(f"{path}: no round is over; start from the first model, in a new folder")
-    number, digest = int(rounds[-1].body["round"]), str(rounds[-1].body["checkpoint"])
-    model = read_checkpoint(checkpoint_in(path, "model", number), number, digest)["model"]
-    expected = shape.vector.size
-    if model.shape != (expected,):
-        raise StoreError(
-            f"{path}: the model of round {number} has {model.size} numbers, but the given one has {expected}"
-        )
-    return shape.record(model)
-
-
-def rehearsal(folder: str | Path, names: Sequence[str]) -> Path:
-    """Make everybody's keys and the roster for a simulation, once; return the roster's file.
-
-    In a simulation nobody has a machine of its own, so one folder holds all private keys. The nodes find it
-    by ``fedmerit-rehearsal`` in the run config; node k of the simulation is the k-th member.
-
-    Args:
-        folder: new, or made here before.
-        names: of the members, as many as there are simulated SuperNodes.
-
-    Raises:
-        ConfigError: the folder has a roster of other members, or no folder was given.
-    """
-    if not str(folder):
-        raise ConfigError("rehearsal: expected a folder for everybody's keys, got an empty text")
-    path = Path(folder) / "roster.toml"
-    if path.exists():
-        if (there := read_roster(path).names) != tuple(names):
-            raise ConfigError(
-                f"{path} lists {', '.join(there)}, expected {', '.join(names)}: take a new folder"
-            )
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    members = [Member(name, new_key(path.with_name(f"{name}.pem"))) for name in names]
-    write_roster(path, Roster(members, new_key(path.with_name("server.pem"))))
-    return path
-
-
-# -------------------------------------------------------------------------------------------- the strategy
+from fedmerit.storage.archive import ARCHIVE, FolderArchive, check_sums
+from fedmerit.storage.run_folder import Folder, OpenedSamples, write
+from fedmerit.verify import verify_folder
 
 log = logging.getLogger("fedmerit")
-AVERAGING = ("FedAvg", "FedProx")
-OPTIMISERS = ("FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "FedOpt")
-REFUSED = {
-    "Krum": "it compares members' updates with each other",
-    "MultiKrum": "it compares members' updates with each other",
-    "Bulyan": "it compares members' updates with each other",
-    "FedMedian": "it needs the median of every coordinate over members' updates",
-    "FedTrimmedAvg": "it sorts every coordinate of members' updates",
-    "QFedAvg": "it weighs members by their losses and needs each one's update",
-    "FedXgbBagging": "trees are not averaged",
-    "FedXgbCyclic": "trees are not averaged",
-}
 
 
 class Contributions:
@@ -277,7 +174,7 @@ class Contributions:
         server_key: str | Path | None = None,
     ) -> None:
         check_strategy(strategy)
-        if own := _own_aggregation(strategy):
+        if own := own_aggregation(strategy):
             log.warning(
                 "%s.aggregate_train sees one reply per round, from the masked sum: M, with a weight of 1 and "
                 "the means of shared metrics; members are scored on M, before aggregate_train changes it",
@@ -289,10 +186,10 @@ class Contributions:
             )
         if weights not in ("secret", "uniform", "roster"):
             raise ConfigError(f"weights: expected secret, uniform or roster, got {weights!r}")
-        scored_by = _method(method, gradient)
+        scored_by = method_of(method, gradient)
         self.strategy, self.value, self.gradient, self.folder = strategy, value, gradient, Path(folder)
         self.roster = roster if isinstance(roster, Roster) else read_roster(roster)
-        self.server_key = _server_key(self.roster, roster, server_key)
+        self.server_key = server_key_of(self.roster, roster, server_key)
         if weights == "roster" and self.roster.weights is None:
             raise ConfigError("weights: the roster holds none; expected secret or uniform")
         for name in ("min_train_nodes", "min_available_nodes"):
@@ -319,7 +216,7 @@ class Contributions:
             "participation": {"fraction": fraction},
             "scoring": {
                 "method": scored_by,
-                **_utilities(value or gradient, utilities, whole),
+                **utilities_of(value or gradient, utilities, whole),
                 "game": game,
                 "missing": missing,
                 "visibility": visibility,
@@ -393,7 +290,7 @@ class Contributions:
         shape = Shape.of(initial_arrays)
         for name in shape.left_out:
             log.warning("array %r is not summed, because it holds no floats: it stays as it is", name)
-        pool = self._pool(config)
+        pool = self._pool(config, secrets.token_bytes(KEY_BYTES))
         evaluate = None
         if self.value is not None:
             evaluate = evaluator(self.value, shape, config.scoring.utilities)
@@ -404,28 +301,17 @@ class Contributions:
         if config.settles:
             assert self.gradient is not None
             slope = slope_of(self.gradient, shape)
-            _check_slope(slope, evaluate, shape.vector, pool.settlement(), config.scoring.utilities[0])
-        opened = None
-        if config.settles and self.server_key is not None and engine_of(grid) == FLOWER:
-            opened = OpenedSamples(self.server_key.resolve(), self.roster)
+            check_slope(slope, evaluate, shape.vector, pool.settlement(), config.scoring.utilities[0])
+        if config.settles and (opened := self._opened(grid)):
             opened.check(pool.settlement())
         make_free(self.folder)
-        weighted_by = getattr(self.strategy, "weighted_by_key", "num-examples")
-        available = int(getattr(self.strategy, "min_available_nodes", 0))
-        secure = SecureGrid(grid, shape, self.patience, self.join, weighted_by, available)
+        secure = self._secure(grid, shape)
         with Folder(self.folder, config, text=text) as folder:
             recorder = self._recorder(folder, config, text, pool, engine_of(grid))
             recorder.begin(shape.vector)
-            measure, notes = evaluate and Evaluations(evaluate), Notes(folder.path / "notes.txt")
-            coordinator = Coordinator(
-                *(recorder, pool, secure, measure),
-                refused=notes,
-                gradient=slope and along_path(slope),
-                archive=FolderArchive(folder.path / ARCHIVE),
-                awaited=secure.awaited,
-            )
-            secure.coordinator, self.notes, self.seconds = coordinator, coordinator.refused, secure.seconds
-            self._gather(secure, max(least_scheduled(config), available))
+            measure = evaluate and Evaluations(evaluate)
+            coordinator = self._coordinator(recorder, pool, secure, measure, slope)
+            self._gather(secure, max(least_scheduled(config), secure.available))
             try:
                 result = self.strategy.start(
                     grid=secure,
@@ -437,37 +323,183 @@ class Contributions:
                 secure.check_closed()
                 model = shape.read(result.arrays or initial_arrays)
             except Exception:
-                self._end_early(coordinator, secure, opened)
+                self._end_early(coordinator, secure)
                 raise
             finally:
                 self.scores = recorder.write_scores()
             result.arrays = shape.record(model)
             if not any(one.reports for one in recorder.rounds):
                 log.error("no round was scored: %s", "; ".join(self.notes[-3:]) or "nobody reported")
-            self._finish(coordinator, model, opened)
+            coordinator.finish(model)
             self.scores = recorder.write_scores()
-        if config.settles and coordinator.settled is None:
-            log.error("the run is not settled: %s", self.folder.resolve() / "notes.txt")
-        else:
-            log.info("ledger and scores: fedmerit score %s", self.folder.resolve())
+            if not self._tell_unsettled(coordinator):
+                log.info("ledger and scores: fedmerit score %s", self.folder.resolve())
         if self.page:
             log.info("%s", page_of_run(self.folder))
         return result
 
-    def _finish(self, coordinator: Coordinator, model: Model, opened: OpenedSamples | None) -> None:
-        """End the run; if its settlement opened the test samples, remember that."""
-        try:
-            coordinator.finish(model)
-        finally:
-            if opened is not None and coordinator.recorder.recorded("opening"):
-                try:
-                    opened.add(self.folder, coordinator.pool.settlement())
-                except StoreError as error:
-                    log.warning(
-                        "the next run cannot tell which test samples were opened in this one: %s", error
-                    )
+    def settle(self, grid: Grid, initial_arrays: ArrayRecord, timeout: float = 3600.0) -> None:
+        """Settle a run whose server died, or that too few members could settle; nothing is trained.
 
-    def _end_early(self, coordinator: Coordinator, secure: SecureGrid, opened: OpenedSamples | None) -> None:
+        The folder must hold a run of these settings that members are to settle. If the server died before the
+        last round was over, the run ends with the rounds that have a sum, once enough members sign that.
+        Whatever was opened, agreed or stated before stays as it was. If this fails, it can be tried again.
+
+        Args:
+            grid: Flower's grid.
+            initial_arrays: a model with the same names, shapes and types as the first one.
+            timeout: seconds to wait for members who compute.
+
+        Raises:
+            ConfigError: roster, settings or ``value`` are not those of the run.
+            DataError: ``test`` does not hold the samples that were committed to before round 1.
+            ProtocolError: too few members joined.
+            SettlementError: the run was not settled, or cannot be.
+            StoreError: the folder holds no such run, or a file of it is gone or damaged.
+        """
+        log_inside_flower()
+        config, run = self._begun(grid)
+        shape, path = Shape.of(initial_arrays), self.folder.resolve()
+        with Folder(self.folder, config, resume=True) as folder:
+            if any(folder.ledger.records("end")):
+                self._check_settled(folder.ledger)
+                return
+            recorder, pool = self._taken_up(folder, config, run)
+            if opened := self._opened(grid):
+                opened.check(pool.settlement(), recorder.run)
+            assert self.gradient is not None
+            slope, secure = slope_of(self.gradient, shape), self._secure(grid, shape, timeout)
+            coordinator = self._coordinator(recorder, pool, secure, None, slope)
+            if (cut := recorder.cut_off()) is not None:
+                before = recorder.model_after(recorder.rounds[-1]) if recorder.rounds else shape.vector
+                coordinator.take_up(*cut, before)
+            if all(one.aborted for one in recorder.rounds):
+                raise SettlementError(f"{path}: no round has a sum: nothing to settle", code="no-rounds")
+            check_sums(FolderArchive(folder.path / ARCHIVE), folder.ledger, recorder.rounds, config)
+            model = recorder.model_after(recorder.rounds[-1])
+            if model.shape != shape.vector.shape:
+                raise ConfigError(
+                    f"initial_arrays: expected {model.size} numbers, as the model of round "
+                    f"{len(recorder.rounds)} in {path} has, got {shape.vector.size}"
+                )
+            if not recorder.recorded("opening"):
+                evaluate = self.value and evaluator(self.value, shape, config.scoring.utilities)
+                check_slope(slope, evaluate, model, pool.settlement(), config.scoring.utilities[0])
+            agreed = sum(not body["wrong"] for body in recorder.recorded("agreed"))
+            self._gather(secure, 0 if agreed >= config.threshold else config.threshold)
+            try:
+                coordinator.finish(model)
+            finally:
+                self.scores = recorder.write_scores()
+            if coordinator.settled is None:
+                why = str(recorder.recorded("unsettled")[-1]["why"])
+                again = "" if recorder.recorded("end") else "; try again when more members are there"
+                raise SettlementError(f"{path}: {self.notes[-1]}{again}", code=why)
+        log.info("ledger and scores: fedmerit score %s", path)
+        if self.page:
+            log.info("%s", page_of_run(self.folder))
+
+    def _begun(self, grid: Grid) -> tuple[Config, Mapping[str, Any]]:
+        """Return the settings and the first record of the run in the folder, which must verify.
+
+        Raises:
+            ConfigError: it is a run of another engine, method or roster.
+            StoreError: there is none.
+        """
+        path = self.folder.resolve()
+        if not (path / LEDGER).is_file():
+            raise StoreError(f"{path}: expected the folder of a run to settle, found no {LEDGER}")
+        for _ in verify_folder(path):  # only what verifies is gone on with
+            pass
+        there = of_folder(path)
+        with Ledger(path / LEDGER, read_only=True) as ledger:
+            run = first_body(ledger, "run")
+        if not there.settles or self.gradient is None:
+            raise ConfigError(
+                f"settle: expected a run whose members settle, and its gradient; the run in {path} has "
+                f"method={there.scoring.method!r}" + (", no gradient was given" * (self.gradient is None))
+            )
+        if run["engine"] != (here := engine_of(grid)):
+            raise ConfigError(f"settle: the run in {path} took place in {run['engine']!r}, this is {here!r}")
+        if run["terms"]["roster"] != self.roster.hash.hex():
+            raise ConfigError(
+                f"roster: expected that of the run in {path}, {run['terms']['roster']}, got "
+                f"{self.roster.hash.hex()}: members answer in a run only under the roster it began with"
+            )
+        return self._config(there.training.rounds)[0], run
+
+    def _check_settled(self, ledger: Ledger) -> None:
+        """Say that a run which is over is settled; raise SettlementError if it is not."""
+        path, told = self.folder.resolve(), [record.body for record in ledger.records("settled")]
+        if not told:
+            why = [str(record.body["why"]) for record in ledger.records("unsettled")]
+            code = why[-1] if why else "unfinished"
+            raise SettlementError(f"{path}: the run has ended, and it was not settled ({code})", code=code)
+        missing = ", ".join(told[-1]["missing"])
+        late = f"; statements of {missing} are still taken (fedmerit settle add)"
+        log.info("%s: settled before%s", path, "" if told[-1]["final"] else late)
+
+    def _taken_up(
+        self, folder: Folder, config: Config, run: Mapping[str, Any]
+    ) -> tuple[LedgerRecorder, Pool]:
+        """Return the recorder of a run that was begun, and its test pool, which stays as it was committed."""
+        path, key = folder.path, self.server_key or folder.path / "keys" / "server.pem"
+        if not key.exists():
+            raise KeyFileError(f"{key}: no such file; expected the private key of the server of this run")
+        identity, commitment = load_key(key), first_body(folder.ledger, "pool")
+        if public_key(identity).hex() != run["keys"][SERVER]:
+            raise KeyFileError(f"{key}: not the server's key according to the ledger in {path}")
+        pool = self._pool(config, pool_key(path))
+        if pool.commitment["utility"] != commitment["utility"]:
+            raise ConfigError(
+                f"value: not the function, or not the utilities, that the run in {path} began with"
+            )
+        if pool.commitment != dict(commitment):
+            raise DataError(
+                f"test: expected the {commitment['size']} samples, in the same order, that were committed to "
+                f"before round 1 of the run in {path}, and {len(pool)} samples that differ were given (a run "
+                "that an earlier version of fedmerit began cannot be settled again)"
+            )
+        recorder = LedgerRecorder(
+            *(folder, config, self.roster, identity, run["run"], run["engine"], run["terms"], commitment),
+            rounds=rounds_of(folder.ledger),
+        )
+        return recorder, pool
+
+    def _secure(self, grid: Grid, shape: Shape, timeout: float | None = None) -> SecureGrid:
+        weighted_by = getattr(self.strategy, "weighted_by_key", "num-examples")
+        available = int(getattr(self.strategy, "min_available_nodes", 0))
+        return SecureGrid(grid, shape, self.patience, self.join, weighted_by, available, timeout)
+
+    def _coordinator(
+        self,
+        recorder: LedgerRecorder,
+        pool: Pool,
+        secure: SecureGrid,
+        measure: Evaluations | None,
+        slope: Slope | None,
+    ) -> Coordinator:
+        """Return the coordinator of a run, which the grid then serves."""
+        path, opened = recorder.folder.path, self._opened(secure.grid)
+
+        coordinator = Coordinator(
+            *(recorder, pool, secure, measure),
+            refused=Notes(path / "notes.txt"),
+            gradient=slope and along_path(slope),
+            archive=FolderArchive(path / ARCHIVE),
+            awaited=secure.awaited,
+            opening=None if opened is None else partial(opened.add, path, recorder.run),
+        )
+        secure.coordinator, self.notes, self.seconds = coordinator, coordinator.refused, secure.seconds
+        return coordinator
+
+    def _opened(self, grid: Grid) -> OpenedSamples | None:
+        """Return what this server has shown to these members; None in a simulation."""
+        if self.server_key is None or engine_of(grid) != FLOWER:
+            return None
+        return OpenedSamples(self.server_key.resolve(), self.roster)
+
+    def _end_early(self, coordinator: Coordinator, secure: SecureGrid) -> None:
         """Close the ledger of a run that an error ended between two rounds, and ask the members to sign it.
 
         Before the first round there is nothing to close. If the error came in the middle of a round, the
@@ -476,9 +508,19 @@ class Contributions:
         if secure.model is None or len(coordinator.recorder.rounds) != secure.rounds:
             return
         try:
-            self._finish(coordinator, secure.model, opened)
+            coordinator.finish(secure.model)
+            self._tell_unsettled(coordinator)
         except Exception:  # the caller should see the error that ended the run
             log.exception("the ledger has no last record: it could not be written")
+
+    def _tell_unsettled(self, coordinator: Coordinator) -> bool:
+        """Log that a run is not settled, and whether it still can be; return whether that is so."""
+        unsettled = coordinator.config.settles and coordinator.settled is None
+        if unsettled:
+            ended = any(coordinator.recorder.recorded("end"))
+            told = self.folder.resolve() / "notes.txt"
+            log.error("the run is not settled: %s%s", told, "" if ended else f"; {SETTLE}")
+        return unsettled
 
     def _fraction(self) -> float:
         """Return which part of the members a round schedules if nobody is away.
@@ -517,14 +559,15 @@ class Contributions:
             text,
             self.roster,
             strategy=type(self.strategy).__name__,
-            optimiser=not _averages(self.strategy),
+            optimiser=not averages(self.strategy),
             evaluates="members" if self.value is None else "server",
             engine=engine,
         )
         run, commitment = secrets.token_hex(16), pool.commitment
         return LedgerRecorder(folder, config, self.roster, load_key(key), run, engine, terms, commitment)
 
-    def _pool(self, config: Config) -> Pool:
+    def _pool(self, config: Config, key: bytes) -> Pool:
+        """Return the test pool, in an order that follows from its key."""
         if isinstance(self.test, Pool):
             own = self.test.settled > 0, self.test.slices > (self.test.settled > 0)
             if own != (config.settles, config.reports):
@@ -551,7 +594,7 @@ class Contributions:
                 f"test: expected as many labels as samples and at least {LEAST_SAMPLES} per slice "
                 f"({slices} slices), got {len(x)} samples and {len(y)} labels"
             )
-        order = np.random.default_rng(secrets.randbits(128)).permutation(len(y))
+        order = order_of(key, len(y))
         return Pool(
             indices=order,
             x=x[order],
@@ -560,7 +603,7 @@ class Contributions:
             balanced=False,
             classes=0,
             utility_hash=definition(self.value or self.gradient, self._settings["scoring"]["utilities"]),
-            key=secrets.token_bytes(32),
+            key=key,
             settled=settled,
         )
 
@@ -582,154 +625,3 @@ class Contributions:
                 f"{least} are needed" + "".join(f"; {note}" for note in self.notes[:3]),
                 stage="join",
             )
-
-
-def _method(given: str | None, gradient: Gradient | None) -> str:
-    """Return how members are scored; raise ConfigError if that needs a gradient and there is none."""
-    if gradient is None and given is None:
-        raise ConfigError(
-            "method: expected gradient=..., the gradient of the paid utility, for scores that are settled "
-            'after the last round; or method="reports", for scores by what members report in every round'
-        )
-    if gradient is None and given != "reports":
-        raise ConfigError(
-            f"method: {given!r} needs gradient=..., the gradient of the paid utility "
-            "(fedmerit.flower.torch_scoring makes it for a PyTorch model)"
-        )
-    return given or "settled"
-
-
-def _utilities(
-    measure: Value | Gradient | None, utilities: Sequence[str] | None, whole: Sequence[str]
-) -> dict[str, Any]:
-    """Return what is measured, named by the user or by `torch_scoring`, and which are of all samples."""
-    if isinstance(utilities, str):
-        raise ConfigError(f"utilities: expected a list of names, got {utilities!r}: write [{utilities!r}]")
-    known = {"utilities": ["value"], **getattr(measure, "scoring", {})}
-    if utilities is not None:
-        known = {**(known if list(utilities) == known["utilities"] else {}), "utilities": list(utilities)}
-    known |= {"whole": list(whole)} if whole else {}
-    return {name: given for name, given in known.items() if given}
-
-
-FEW = 16
-"""Test samples on which ``value`` and ``gradient`` are compared before anybody trains."""
-
-
-def _check_slope(slope: Slope, evaluate: Evaluate | None, model: Model, shown: Slice, utility: str) -> None:
-    """Raise ConfigError unless the user's gradient works and is about what the user's value measures."""
-    few = Slice(index=shown.index, x=shown.x[:FEW], y=shown.y[:FEW], salts=b"", path=())
-    every = np.arange(len(few.y))
-    found, uphill = slope(model, few, every)
-    if not (np.isfinite(found) and np.isfinite(uphill).all()):
-        raise ConfigError("gradient: of the first model, it returns numbers that are not finite")
-    if evaluate is not None:
-        expected = mean(evaluate(model, few)[utility])
-        if not abs(found - expected) <= 1e-3:
-            raise ConfigError(
-                f"gradient: it says that the mean {utility} of {len(few.y)} test samples is {found:g}, but "
-                f"value says {expected:g}: both must measure the same"
-            )
-    _check_rise(lambda at: slope(at, few, every)[0], model, found, uphill)
-
-
-RISE = 1e-3
-"""By how much a small step along the gradient is to raise the utility, by the gradient's own account."""
-LEAST_RISE = 1e-5
-"""What rounding may hide: where the longest step promises less, nothing is checked."""
-LONGEST = 0.05
-"""The longest step, as a part of the model's own length."""
-
-
-def _check_rise(
-    measured: Callable[[Model], float], model: Model, value: float, uphill: npt.NDArray[Any]
-) -> None:
-    """Raise ConfigError unless a small step along the gradient raises the utility about as it promises.
-
-    A wrong sign, or a sum in place of a mean, is found; a factor of 2 is not. Nothing is checked where the
-    utility is nearly 0 or 1, or a shorter step says something else: there it is curved too much.
-    """
-    steepest = float(np.linalg.norm(uphill.astype(np.float64)))
-    longest = LONGEST * float(np.linalg.norm(model.astype(np.float64)))
-    rise = min(RISE, value / 10, (1 - value) / 10, steepest * longest)
-    if rise < LEAST_RISE:
-        return
-    length = rise / steepest
-
-    def kept(length: float) -> float:
-        """Return which part of the promised change there is."""
-        step = (uphill * (length / steepest)).astype(np.float32)
-        return (measured(model + step) - measured(model - step)) / (2 * length * steepest)
-
-    found, shorter = kept(length), kept(length / 4)
-    if abs(found - shorter) <= max(1.0, abs(found), abs(shorter)) / 4 and not 0.5 <= found <= 2:
-        raise ConfigError(
-            f"gradient: a small step along it changes the mean utility by {found:.2g} times what it "
-            "promises: expected the gradient of the mean over the given samples, of a utility that is better "
-            "the higher it is (not of a loss, and not of a sum)"
-        )
-
-
-def _server_key(roster: Roster, given: Any, key: str | Path | None) -> Path | None:
-    """Return the file of the server's private key; None if the roster names no server.
-
-    Raises:
-        ConfigError: there is no such file, or it holds another key than the roster names.
-    """
-    if roster.server is None:
-        if key is not None:
-            raise ConfigError(f"server_key: {key} was given, but the roster names no server")
-        return None
-    if key is None and isinstance(given, Roster):
-        raise ConfigError("server_key: expected the file of the server's private key, got none")
-    path = Path(given).with_name("server.pem") if key is None else Path(key)
-    named = PREFIX + roster.server.hex()
-    if not path.exists():
-        raise ConfigError(
-            f"server_key: {path} does not exist; expected the private key of the server on the roster, "
-            f"{named}. Put it there, or give its file as server_key. If it is lost, {NEW_KEY} and change the "
-            "roster (fedmerit keys propose)"
-        )
-    if (found := public_key(load_key(path))) != roster.server:
-        raise ConfigError(
-            f"server_key: {path} is the key {PREFIX}{found.hex()}, but the roster names {named} as the server"
-        )
-    return path
-
-
-def check_strategy(strategy: Strategy) -> None:
-    """Raise `ConfigError` if a strategy needs to see individual updates, or is not known to average."""
-    for kind in type(strategy).__mro__:
-        if kind.__name__ in REFUSED:
-            raise ConfigError(
-                f"{kind.__name__} cannot run under secure aggregation: {REFUSED[kind.__name__]}; "
-                f"expected one that averages: {', '.join(AVERAGING + OPTIMISERS)}"
-            )
-    if not isinstance(strategy, FedAvg):
-        raise ConfigError(
-            f"{type(strategy).__name__} is not known to average; expected one of "
-            f"{', '.join(AVERAGING + OPTIMISERS)}, or a subclass"
-        )
-
-
-def engine_of(grid: Grid) -> str:
-    """Return what the ledger calls a run over this grid.
-
-    In Flower's simulation, the grid of nodes is in the server's own memory. Behind any other grid, the
-    machines may belong to anybody.
-    """
-    simulated = any(kind.__name__ == "InMemoryGrid" for kind in type(grid).__mro__)
-    return SIMULATED if simulated else FLOWER
-
-
-def _own_aggregation(strategy: Strategy) -> str:
-    """Return the name of the user's class that overrides ``aggregate_train``, or an empty text."""
-    for kind in type(strategy).__mro__:
-        if "aggregate_train" in vars(kind):
-            return "" if kind.__module__.partition(".")[0] == "flwr" else kind.__name__
-    return ""
-
-
-def _averages(strategy: Strategy) -> bool:
-    """Return whether the strategy's next model is M itself, because it aggregates as FedAvg does."""
-    return type(strategy).aggregate_train is FedAvg.aggregate_train

@@ -222,10 +222,15 @@ def _text(value: int | None) -> str | None:
 
 def _renamed(scores: Scores, names: Mapping[str, str]) -> Scores:
     shown = [names[name] for name in scores.clients]
-    at = np.argsort(shown)
+    at = np.argsort(shown).tolist()
+    return replace(_at(scores, at), clients=tuple(shown[i] for i in at))
+
+
+def _at(scores: Scores, at: list[int]) -> Scores:
+    """Return the scores of the members at these places, in this order."""
     return replace(
         scores,
-        clients=tuple(shown[i] for i in at),
+        clients=tuple(scores.clients[i] for i in at),
         values=scores.values[at],
         raw=scores.raw[at],
         stderr=None if scores.stderr is None else scores.stderr[at],
@@ -373,7 +378,7 @@ def _account(found: Settled, config: Config) -> Account:
         known = [name for name in entry.participants if name in values]
         scores = None
         if found.detail == "rounds" and known:
-            scores = _some(found.round_scores(entry), known)
+            scores = _at(found.round_scores(entry), [entry.participants.index(name) for name in known])
         parts.append(
             SettledRound(
                 entry.round, tuple(known),
@@ -387,15 +392,3 @@ def _account(found: Settled, config: Config) -> Account:
         tuple(parts), tuple(lines), found.named, found.missing, found.closes, found.final,
         threshold=config.threshold,
     )  # fmt: skip
-
-
-def _some(scores: Scores, names: Sequence[str]) -> Scores:
-    at = [scores.clients.index(name) for name in names]
-    return replace(
-        scores,
-        clients=tuple(names),
-        values=scores.values[at],
-        raw=scores.raw[at],
-        stderr=None if scores.stderr is None else scores.stderr[at],
-        blocks=None if scores.blocks is None else scores.blocks[:, at],
-    )

@@ -207,6 +207,26 @@ class LedgerRecorder:
                 self._write(name, "seen", body, signature)
         return True
 
+    def cut_off(self) -> tuple[Round, str] | None:
+        """Return a round that was begun and never closed, and the head before it; None if there is none.
+
+        Whoever has a masked input on record counts as included.
+        """
+        found, head, last = None, "", ""
+        for record in self.folder.ledger.records():
+            body = record.body
+            if record.kind == "schedule":
+                found, head = Round(body["round"], tuple(body["members"])), last
+            elif record.kind == "masked" and found is not None:
+                self._masked = found.number
+                found.included = tuple(name for name in found.scheduled if name in body["inputs"])
+            elif record.kind == "blame" and found is not None:
+                found.blamed += (body["member"],)
+            elif record.kind == "round":
+                found = None
+            last = record.digest.hex()
+        return None if found is None else (found, head)
+
     # ----------------------------------------------------------------------------------------------- a round
 
     def schedule(self, number: int, members: Sequence[str], weights: Mapping[str, float] | None) -> None:

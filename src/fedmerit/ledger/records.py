@@ -576,7 +576,7 @@ def reader_of(records: Sequence[Record], members: Sequence[str], given: str | No
     Args:
         records: all records of the copy.
         members: of the run.
-        given: the member who reads it, if known; none of its own reports may be withheld.
+        given: the member who reads it, if known; no report or statement of its own may be withheld.
     """
     withheld = [record for record in records if record.withheld]
     if given is not None and given not in members:
@@ -591,7 +591,7 @@ def reader_of(records: Sequence[Record], members: Sequence[str], given: str | No
     for record in withheld:
         if record.kind not in ("report", "statement", *PRIVATE):
             raise LedgerError(f"{record.name}: withheld, though every member may see it", record=record.seq)
-        if record.kind == "report" and record.author == given:
+        if record.kind in ("report", "statement") and record.author == given:
             raise LedgerError(f"{record.name}: withheld from its own author", record=record.seq)
     return given
 

@@ -4,7 +4,7 @@ After the last round come ``last`` (only if the run ended early), ``opening`` (t
 directions), ``agreed`` by the members who recomputed them, ``statement`` by everybody who states, where an
 equation fails ``table`` and ``verdict``, then ``settled`` (what it comes to) and ``countersigned``. A
 statement may come late, also after the end of the run; then another ``settled`` follows. A run that could not
-be settled has ``unsettled``.
+be settled has ``unsettled``, once for every attempt; a later one may succeed.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class _SettlementWalk:
             told = (entry.m0, entry.m, entry.x, exact(entry.weight), entry.participants)
             if told != (*(outcome[key] for key in ("m0", "m", "x", "weight")), one.included):
                 raise LedgerError(f"its round {entry.round} is not the one that was summed")
-        self.book.manifest = manifest
+        self.book.manifest, self.book.why = manifest, ""
 
     def _manifest(self, record: Record) -> Manifest:
         manifest = self.book.manifest
@@ -316,8 +316,8 @@ class _SettlementWalk:
             raise LedgerError("is closed without a window, though somebody is missing")
 
     def unsettled(self, record: Record) -> None:
-        if self.book.told or self.book.why:
-            raise LedgerError("comes after the settlement, or is the second of its kind")
+        if self.book.told:
+            raise LedgerError("comes after the settlement")
         self.book.why = str(record.body["why"])
 
     def countersigned(self, record: Record) -> None:

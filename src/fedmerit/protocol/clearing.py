@@ -47,6 +47,7 @@ from fedmerit.protocol.settlement import (
     agreement,
     countersignature,
     last_round,
+    statement_limit,
 )
 from fedmerit.protocol.terms import archived_weights, scheduled_encoding
 from fedmerit.secagg.quantise import Encoding, Words, largest_stated
@@ -56,8 +57,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedmerit")
 Arrays = Mapping[str, npt.NDArray[Any]]
-STATEMENT = 2048
-"""Most bytes of an answer that states, for each round and member."""
 MESSAGES, HEAD = "messages", "head"
 """Where the archive has messages for members who were away, and the array with their signed bytes."""
 
@@ -130,11 +129,15 @@ class Clearing:
     gradient: Gradient
     archive: Archive
     reaches: bool = True
+    waits: bool = False  # whether a run that is not settled may still be, once more members are there
     agreed: dict[str, tuple[list[int], bytes]] = field(default_factory=dict)  # released rounds, signature
     statements: dict[str, tuple[Statement, bytes]] = field(default_factory=dict)
 
     def run(self, present: Sequence[str]) -> Settled | None:
-        """Settle the run with the members who are present; return None if it cannot be settled."""
+        """Settle the run with the members who are present; return None if it cannot be settled.
+
+        What the ledger has of it, because a server died or too few were there, counts and is not made anew.
+        """
         recorder = self.coordinator.recorder
         try:
             last = self._last(present)
@@ -142,7 +145,11 @@ class Clearing:
         except SettlementError as error:
             self.coordinator.note(f"the run is not settled: {error}")
             recorder.state("unsettled", {"settlement": None, "why": error.code})
+            self.waits = error.code == "not-last"
             return None
+        self._read(manifest)
+        if self.coordinator.opening:
+            self.coordinator.opening(self.coordinator.pool.settlement())
         opened = self._directions(manifest, list(dict.fromkeys((*present, *last))), last)
         few = self.coordinator.config.threshold
         while len(self.agreed) < few and (back := self._back(self._not_agreed(manifest))):
@@ -251,6 +258,8 @@ class Clearing:
     def _last(self, present: Sequence[str]) -> dict[str, bytes]:
         """Return t signatures on the last round, if the run ends before all rounds that were agreed on.
 
+        Once the pool is open, those in the ledger are all there are.
+
         Raises:
             SettlementError: fewer members signed. The pool stays shut then.
         """
@@ -258,7 +267,9 @@ class Clearing:
         number = len(recorder.rounds)
         if number >= config.training.rounds:
             return {}
-        body, signed, asked = last_round(recorder.run, number), dict[str, bytes](), list(present)
+        body = last_round(recorder.run, number)
+        signed = {name: signature for name, said, signature in recorder.signed("last") if said == body}
+        asked = [] if len(signed) >= config.threshold else [name for name in present if name not in signed]
         while asked:
             for name, signature in self.coordinator.exchange("last", number, asked, {}):
                 if recorder.said(name, "last", body, signature):
@@ -361,6 +372,8 @@ class Clearing:
             f"{config.threshold} are needed"
         )
         recorder.state("unsettled", {"settlement": manifest.digest, "why": "not-agreed"})
+        against = {name for name, body, _ in recorder.signed("agreed") if body["wrong"]}
+        self.waits = len(config.clients) - len(against) >= config.threshold
         return False
 
     def _agreed_rows(self) -> list[list[Any]]:
@@ -380,7 +393,7 @@ class Clearing:
     def take(self, manifest: Manifest, name: str, answer: bytes) -> None:
         """Take a member's statement, from whichever hand; raise unless it signed it."""
         recorder, config = self.coordinator.recorder, self.coordinator.config
-        if len(answer) > (most := STATEMENT * (2 + len(manifest.rounds))):
+        if len(answer) > (most := statement_limit(manifest)):
             raise MessageError(
                 f"expected at most {most} bytes, got {len(answer)}", stage="state", member=name
             )
@@ -446,8 +459,11 @@ class Clearing:
         return manifest, said[-1]
 
     def _read(self, manifest: Manifest) -> None:
-        """Read what was stated before, from the ledger."""
+        """Read what was agreed and stated before, from the ledger."""
         detail = self.coordinator.config.settlement.detail
+        for name, body, signature in self.coordinator.recorder.signed("agreed"):
+            if not body["wrong"]:
+                self.agreed[name] = list(body["released"]), signature
         for name, body, signature in self.coordinator.recorder.signed("statement"):
             self.statements[name] = Statement.from_body(name, body, manifest, detail=detail), signature
 

@@ -21,7 +21,7 @@ import numpy as np
 from fedmerit.config import Config
 from fedmerit.errors import BindingError, MessageError, ProtocolError, RoundAborted
 from fedmerit.identity import Roster
-from fedmerit.protocol.clearing import Archive, Clearing
+from fedmerit.protocol.clearing import Archive, Clearing, summed_rounds
 from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.messages import Ask, Exchange, Parcel, exchange_of, outcome_ask, unpack
 from fedmerit.protocol.outcome import (
@@ -36,8 +36,9 @@ from fedmerit.protocol.outcome import (
     mean,
     model_hash,
     moved,
+    sum_hash,
 )
-from fedmerit.protocol.pool import Pool, Sampling
+from fedmerit.protocol.pool import Pool, Sampling, Slice
 from fedmerit.protocol.settlement import Settled
 from fedmerit.protocol.terms import Agreed, are_public, least_scheduled, roster_weights, scheduled_encoding
 from fedmerit.secagg.messages import Blame, Why, head_limit
@@ -162,6 +163,7 @@ class Coordinator:
         archive: where the server keeps what a settlement needs.
         awaited: waits for members who are away at the settlement, as long as it sees fit; returns those who
             are back, or nobody.
+        opening: is told of test samples before any member is shown them.
     """
 
     recorder: Recorder
@@ -174,6 +176,7 @@ class Coordinator:
     gradient: Gradient | None = None
     archive: Archive | None = None
     awaited: Callable[[Sequence[str]], Sequence[str]] | None = None
+    opening: Callable[[Slice], None] | None = None
     refused: list[str] = field(default_factory=list)  # what was refused, and why
     _handed: dict[str, bytes] = field(default_factory=dict)  # digests of members' run configs
     settled: Settled | None = None  # what the settlement came to
@@ -270,6 +273,8 @@ class Coordinator:
             return None
         found.included, there = outcome.included, self._there(server)
         del server, result  # its sums are as large as three models
+        if shown is not None and self.opening is not None:
+            self.opening(shown)
         self._reports(found, told, outcome, there)
         self.recorder.close(found, outcome.model, outcome, self._measured(m0, outcome))
         if not self.rehearsal:
@@ -297,9 +302,33 @@ class Coordinator:
             kept["m0"] = m0
         if weights is not None:
             kept["weights"] = np.asarray(weights, np.float64)
-        self.archive.save("round", number, kept)
         if shown := server.proof:
             self.archive.save("masks", number, {key: np.frombuffer(v, np.uint8) for key, v in shown.items()})
+        self.archive.save("round", number, kept)  # last: where it is, the rest is too
+
+    def take_up(self, found: Round, head: str, model: Model) -> None:
+        """Close a round that a server left open when it died.
+
+        If its sum was archived, the round counts, and everybody in it is silent: members may have
+        acknowledged the sum already, and would not settle without it. Otherwise it is aborted.
+
+        Args:
+            found: who was scheduled, whose masked inputs were recorded (``included``), who was blamed.
+            head: of the ledger before the round.
+            model: the last one.
+        """
+        assert self.archive is not None
+        number = found.number
+        if not self.archive.has("round", number):
+            found.aborted, found.included = "the server stopped before it had the sum", ()
+            self.note(f"round {number} aborted, the model is unchanged: {found.aborted}")
+            self.recorder.close(found, model, None, None)
+            return
+        *_, one = summed_rounds(self.archive, [*self.recorder.rounds, found], self.config)
+        shown = self.pool.slice(number) if self.config.reports else None
+        where = (one.participants, shown, model_hash(one.m0), head, sum_hash(one.words))
+        self.note(f"round {number} is closed with its sum, which was known when the server stopped")
+        self.recorder.close(found, one.m, Outcome(number, one.m, one.weight, *where), {})
 
     def _weights(self, number: int, m0: Model, scheduled: Sequence[str]) -> Mapping[str, float] | None:
         """Return the weight of every member, or None if weights are not public."""
@@ -449,7 +478,10 @@ class Coordinator:
         }
 
     def finish(self, model: Model) -> None:
-        """Record the last model, and ask all members who are present to sign the ledger's head."""
+        """Settle the run, record its end, and ask all members who are present to sign the ledger's head.
+
+        A run between machines has no end as long as it may still be settled with members who are away.
+        """
         closed = len(self.recorder.rounds)
         present = self.transport.expected(closed + 1)  # members who come back now join before the end
         if self.config.settles:
@@ -457,7 +489,10 @@ class Coordinator:
             assert self.archive is not None
             summed = sum(not one.aborted for one in self.recorder.rounds)
             self._tell(f"the rounds are over: members check the sums of {summed} of them, one by one")
-            self.settled = Clearing(self, self.gradient, self.archive).run(present)
+            clearing = Clearing(self, self.gradient, self.archive)
+            self.settled = clearing.run(present)
+            if clearing.waits and not self.rehearsal:
+                return
             if (settled := self.settled) is not None:
                 who = ", ".join(settled.missing)
                 away = f"; statements of {who} are still taken (fedmerit settle add)" if who else ""

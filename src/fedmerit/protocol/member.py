@@ -501,10 +501,20 @@ class Participant:
         state.put(file_name(ask.round, "report"), said)
         if agreed.config.settles:
             state.put(file_name(ask.round, "signed"), dict(outcome.bound_to))
-            if told.slice is not None:  # the settled part of the pool must hold none of these samples
-                state.put("shown", sorted({*(state.get("shown") or ()), *samples_in(told.slice)}))
+        if told.slice is not None:
+            self._remember_samples(state, agreed, samples_in(told.slice))
         self._end_rounds(state, agreed, before=ask.round)
         return reply
+
+    def _remember_samples(self, state: MemberState, agreed: Agreed, samples: set[bytes]) -> None:
+        """Note samples that were shown: no settlement, of this run or a later one, may be about them."""
+        if agreed.config.settles:
+            state.put("shown", sorted({*(state.get("shown") or ()), *samples}))
+        if self.between(agreed.terms):
+            lineage = state.lineage(lineage_of(self.roster))
+            if not samples <= lineage.opened:
+                lineage.opened |= samples
+                state.put_lineage(lineage_of(self.roster), lineage)
 
     def _check_told(self, told: Told, agreed: Agreed, client: Client | PlainClient, m0_hash: str) -> None:
         """Raise unless what is told fits the sum, the M0 and the test pool that this member knows."""

@@ -253,8 +253,16 @@ def unpack(data: bytes, what: str, *, values: int | None = None, text: int = -1)
         raise MessageError(f"not {what}: {type(error).__name__}") from None
 
 
-def parsed(text: bytes, stage: str) -> dict[str, Any]:
-    """Return the mapping in JSON that somebody signed; raise MessageError for anything else."""
+def parsed(text: bytes, stage: str, most: int | None = None) -> dict[str, Any]:
+    """Return the mapping in JSON that somebody signed; raise MessageError for anything else.
+
+    Args:
+        text: the JSON.
+        stage: for the error message.
+        most: most bytes that it may have: parsed, it takes up to 25 times as many. None if it was measured.
+    """
+    if most is not None and len(text) > most:
+        raise MessageError(f"expected at most {most} bytes of JSON, got {len(text)}", stage=stage)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

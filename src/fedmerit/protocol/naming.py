@@ -46,6 +46,11 @@ def table_body(run: str, settlement: str, number: int, table: MaskTable) -> dict
     }
 
 
+def table_limit(members: Sequence[str]) -> int:
+    """Return the most bytes of a table, which its reader compares before it parses one."""
+    return 1024 + sum(12 * len(one) + 64 for one in members)
+
+
 def table_of(member: str, body: Mapping[str, Any], run: str, settlement: str, number: int) -> MaskTable:
     """Read a table; raise MessageError unless it is one of this round and settlement."""
     from fedmerit.secagg.naming import MaskTable
@@ -65,8 +70,14 @@ def table_of(member: str, body: Mapping[str, Any], run: str, settlement: str, nu
 
 
 def table_answer(settler: Settler, manifest: Manifest, ask: Ask) -> bytes:
-    """Return a member's signed table and its masked words, if it is shown that the equation fails."""
+    """Return a member's signed table and its masked words, if it is shown that the equation fails.
+
+    A table tells the product of its update with the direction. So it shows one only where it has told this
+    product before: in a round of which it stated, and whose direction it recomputed before that.
+    """
     entry = manifest.entry(ask.round)
+    if settler.name not in entry.participants or settler.state.get("statement") is None:
+        raise RefusedError("has not stated on this round", stage="table", member=settler.name)
     _refuse_if_it_holds(settler, manifest, entry, settler.statements_in(ask, manifest), ask)
     client, update = settler.member.summed(settler.state, entry.round)
     if isinstance(client, PlainClient):
@@ -85,10 +96,7 @@ def table_answer(settler: Settler, manifest: Manifest, ask: Ask) -> bytes:
 def _refuse_if_it_holds(
     settler: Settler, manifest: Manifest, entry: Entry, statements: Mapping[str, Statement], ask: Ask
 ) -> None:
-    """Raise unless the equation fails: as the statements show or, if they are withheld, as the server signs.
-
-    A member shows its masks only after it stated: they tell what it stated, and no more.
-    """
+    """Raise unless the equation fails: as statements show or, if they are withheld, as the server signs."""
     if settler.config.settlement.detail == "run":
         names, total, key = set(manifest.members), manifest.product, ALL
     else:
@@ -119,7 +127,7 @@ def pairs_answer(settler: Settler, manifest: Manifest, ask: Ask) -> bytes:
     for peer, shown in sorted(ask.get("tables", dict).items()):
         match shown:
             case [bytes(text), bytes(signature)]:
-                body = parsed(text, "pairs")
+                body = parsed(text, "pairs", table_limit(client.setting.members))
                 if not settler.is_signed(peer, "table", body, signature):
                     raise BindingError("did not sign this table", stage="pairs", member=peer)
                 theirs = table_of(peer, body, *where)
@@ -321,7 +329,7 @@ class _Naming:
 
     def _most(self) -> int:
         """Return the most bytes of a table, with the words beside it."""
-        return 1024 + 6 * self.task.encoding.words + sum(12 * len(one) + 64 for one in self.setting.members)
+        return table_limit(self.setting.members) + 6 * self.task.encoding.words
 
     def _ask_keys(self, disputed: Sequence[tuple[str, str]]) -> None:
         """Ask both ends of every disputed pair for its key."""

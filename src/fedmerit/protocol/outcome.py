@@ -319,7 +319,7 @@ def check_numbers(report: Report) -> None:
     """Raise MessageError if a report has numbers that no utility in [0, 1] can have; not for rehearsals."""
     for name, one in report.measured.items():
         for key, value in vars(one).items():
-            if key in ("sketch", "freedom"):
+            if key in _OTHERS:
                 continue  # `accept` compares them with the test slice and with se_alpha
             most = float(report.round) if key == "se_alpha_total" else 1.0
             needed = key in ("empty", "grand")

@@ -240,6 +240,12 @@ class Pool:
         return Slice(index=index, x=self.x[span], y=self.y[span], salts=salts, path=path)
 
 
+def order_of(key: bytes, size: int) -> Indices:
+    """Return a random order of so many samples that follows from a secret, the same wherever it is made."""
+    drawn = [hmac.digest(key, b"fedmerit/order/1" + k.to_bytes(8, "big"), "sha256") for k in range(size)]
+    return np.array(sorted(range(size), key=drawn.__getitem__), np.int64)
+
+
 def slice_id(x: Images, y: Labels) -> str:
     """Return a SHA-256 over the SHA-256 of every sample, in order."""
     each = (hashlib.sha256(_sample(image, label)).digest() for image, label in zip(x, y, strict=True))

@@ -31,6 +31,8 @@ ALL = "all"
 """In place of a round's number, where members state one number for the run."""
 
 DAY = 86_400
+STATEMENT = 2048
+"""Most bytes of a statement, for each round."""
 MOST_PART = 1e9
 """Beyond any part in the gain of a block that a utility has; larger numbers would overflow in the scores."""
 
@@ -98,6 +100,11 @@ class Statement:
                 )
         rounds = {key: found.rounds[key] for key in expected}  # what is signed sorts 10 before 2
         return replace(found, rounds=rounds, blocks={key: found.blocks[key] for key in expected})
+
+
+def statement_limit(manifest: Manifest) -> int:
+    """Return the most bytes of a statement, which its reader compares before it parses one."""
+    return STATEMENT * (2 + len(manifest.rounds))
 
 
 def due(manifest: Manifest, member: str, detail: str) -> list[str]:

@@ -55,9 +55,11 @@ from fedmerit.protocol.settlement import (
     countersignature,
     equations,
     last_round,
+    statement_limit,
 )
 from fedmerit.protocol.terms import Agreed, lineage_of, scheduled_encoding
 from fedmerit.secagg.quantise import Encoding, Words, largest_stated
+from fedmerit.secagg.setting import LEAST_IN_SUM
 
 if TYPE_CHECKING:
     from fedmerit.protocol.member import Participant
@@ -107,6 +109,8 @@ class Settler:
             raise BindingError(f"expected a round before {total}, got round {ask.round}", stage="last")
         if (known := self.state.get("last")) not in (None, ask.round):
             raise RefusedError(f"has signed that round {known} is the last one", stage="last")
+        if known is None and self.state.get("settlement") is not None:
+            raise RefusedError("has been shown the pool, after which no other end is signed", stage="last")
         self.state.put("last", ask.round)
         return self.member.sign("last", last_round(self.run, ask.round))
 
@@ -128,6 +132,7 @@ class Settler:
         self._check_last(ask)
         if manifest.rounds[-1].round > ask.round:
             raise BindingError(f"a manifest with rounds after the last one, {ask.round}", stage="open")
+        self._check_participants(manifest)
         shown = ask.opened()
         if len(shown.y) < LEAST_SAMPLES and not self.member.rehearsal:
             raise MessageError(
@@ -146,6 +151,23 @@ class Settler:
         self.state.put("settlement", [manifest.digest, text])
         return pack([manifest.digest])
 
+    def _check_participants(self, manifest: Manifest) -> None:
+        """Raise unless every round has enough members that honest ones among them recompute its direction.
+
+        Nobody else does so, and the scale of all directions follows from every round.
+        """
+        least = max(LEAST_IN_SUM, self.config.threshold)
+        for entry in manifest.rounds:
+            if len(entry.participants) < least or not set(entry.participants) <= set(
+                self.member.roster.names
+            ):
+                raise BindingError(
+                    f"round {entry.round} of the manifest has {len(entry.participants)} members, expected at "
+                    f"least {least} of the roster",
+                    stage="open",
+                    member=self.name,
+                )
+
     def _check_last(self, ask: Ask) -> None:
         """Raise unless the last round is the one agreed on, or t members signed that it is another."""
         if ask.round == self.config.training.rounds:
@@ -159,7 +181,7 @@ class Settler:
         )
 
     def _refuse_known(self, shown: Slice) -> None:
-        """Raise if samples of this pool were opened before, in this run or an earlier one; remember them."""
+        """Raise if samples of this pool were shown before, in this run or an earlier one; remember them."""
         samples = samples_in(shown)
         before = set(self.state.get("shown") or ())
         lineage = None
@@ -219,11 +241,15 @@ class Settler:
         )
         again = _Recomputed(manifest, entry, encoding, x, g, slopes, rest)
         problem = next(again.problems(), "")
-        if problem and not self.member.rehearsal:
-            log.warning("%s disagrees with the direction of round %d: %s", self.name, entry.round, problem)
+        if problem:  # whether it could state the product of a false direction would tell something of it
+            if not self.member.rehearsal:
+                log.warning(
+                    "%s disagrees with the direction of round %d: %s", self.name, entry.round, problem
+                )
+            return ["0", [], problem]
         own_blocks = block_products(words, slopes, encoding, entry.step, entry.weight)
         digits = [float(f"{value:.7g}") for value in own_blocks]  # seven do for standard errors
-        return [str(self._product(words, g, entry)), digits, problem]
+        return [str(self._product(words, g, entry)), digits, ""]
 
     def _product(self, words: Words, g: Direction, entry: Entry) -> int:
         """Return this member's product with the direction of a round; raise if masks could not prove it."""
@@ -352,7 +378,9 @@ class Settler:
         """Countersign what the settlement came to, if this member's statement is in it and it adds up."""
         manifest = self._manifest("settle")
         text = ask.get("settled", bytes)
-        settled = parsed(text, "settlement")
+        names = self.member.roster.names
+        most = manifest_limit(len(manifest.rounds) + 2, self.config.settlement.blocks, names)
+        settled = parsed(text, "settlement", most)
         if canonical(settled) != text or settled.get("settlement") != manifest.digest:
             raise MessageError("not what this settlement came to", stage="settle")
         if (signed := self.state.get("settled")) is not None and bytes(signed) == text:
@@ -381,7 +409,7 @@ class Settler:
         for name, shown in ask.get("statements", dict).items():
             match shown:
                 case [bytes(text), bytes(signature)]:
-                    body = parsed(text, "settlement")
+                    body = parsed(text, "settlement", statement_limit(manifest))
                     if not self.is_signed(str(name), "statement", body, signature):
                         raise BindingError(
                             "shown a statement that it did not sign", stage="settle", member=name

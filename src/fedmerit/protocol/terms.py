@@ -435,7 +435,7 @@ class Lineage:
     runs: dict[str, float] = field(default_factory=dict)  # when it first trained in each run
     peers: dict[str, tuple[int, bytes]] = field(default_factory=dict)  # counters and tokens of others, by key
     most: int = RUNS_A_MONTH
-    opened: set[bytes] = field(default_factory=set)  # samples of test pools that were opened: 8 bytes of each
+    opened: set[bytes] = field(default_factory=set)  # test samples that were shown: 8 bytes of each
 
     def check(self, run: str, config: Config, now: float) -> None:
         """Raise RefusedError if this member does not train in a run with these settings."""

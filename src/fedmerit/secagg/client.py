@@ -226,6 +226,8 @@ class Client:
                     kind = "seed" if peer in s.survivors else "key"
                     rows.append([place, kind, s.shares[peer][kind == "seed"]])
             self.released.add(self.setting, s.update)
+            # what remains is kept until a settlement: t members must not be able to rebuild others' secrets
+            s.shares, s.channel = {dealer: [] for dealer in s.shares}, b""
             return self._say("unmask", rows)
 
     def readable(self, broadcast: bytes) -> None:

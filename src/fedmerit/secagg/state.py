@@ -30,7 +30,9 @@ EARLIER = ("fedmerit secagg client 1", "fedmerit secagg client 2")
 class State:
     """The round's secrets, drawn from the operating system, and what was said and seen so far."""
 
-    channel: bytes  # from which the private X25519 keys that encrypt shares are derived, one for each peer
+    channel: (
+        bytes  # from which private X25519 keys that encrypt shares are derived, one per peer; till unmask
+    )
     mask: bytes  # X25519 private key of the pairwise masks; dealt in shares
     seed: bytes  # of the self-mask; dealt in shares
     nonce: bytes  # for drawing who is audited
@@ -44,7 +46,7 @@ class State:
     pairs: list[str] = field(default_factory=list)  # those of them with whom we have a mask
     shares: dict[str, list[bytes]] = field(
         default_factory=dict
-    )  # good ones: key share, seed share, by dealer
+    )  # good ones: key share, seed share, by dealer; only the dealers' names once one of each is released
     survivors: list[str] = field(default_factory=list)  # members in the sum
     against: dict[str, list[str]] = field(
         default_factory=dict

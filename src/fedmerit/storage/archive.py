@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from fedmerit.config import Config
 from fedmerit.errors import LedgerError, StoreError
-from fedmerit.ledger.chain import Record
+from fedmerit.ledger.chain import Record, Records
 from fedmerit.ledger.forms import masked_inputs, setting_of
 from fedmerit.ledger.records import reading
 from fedmerit.ledger.settled import Book
@@ -89,6 +89,28 @@ class FolderArchive:
 
 
 # ------------------------------------------------------------------------------------------- checked again
+
+
+def check_sums(archive: FolderArchive, ledger: Records, rounds: Sequence[Round], config: Config) -> None:
+    """Raise StoreError unless an archive has what a settlement needs of these rounds, as the ledger says.
+
+    That is every sum, the model it moved, and every direction, if the settlement had begun.
+    """
+    outcomes = {record.body["round"]: record.body for record in ledger.records("outcome")}
+    for one in summed_rounds(archive, rounds, config):
+        found = {"m0": model_hash(one.m0), "m": model_hash(one.m), "x": sum_hash(one.words)}
+        if odd := [key for key, value in found.items() if outcomes[one.round][key] != value]:
+            raise StoreError(
+                f"{archive.path}: {', '.join(odd)} of round {one.round} is not what the ledger says: put the "
+                "file of that round back"
+            )
+    for opening in ledger.records("opening"):
+        for entry in opening.body["manifest"]["rounds"]:
+            if direction_hash(archive.load("direction", entry["round"])["g"]) != entry["g"]:
+                raise StoreError(
+                    f"{archive.path}: the direction of round {entry['round']} is not the one in the ledger: "
+                    "put its file back"
+                )
 
 
 def check_archive(

@@ -557,23 +557,28 @@ def allow(key_file: Path, changes: Mapping[str, str], roster: Roster | None = No
         roster: of the federation; not needed if the member knows of only one.
     """
     file = StateFile(key_file, load_key(key_file))
+    if not file.home.exists():  # a refusal makes no folder: that there is none may say that it was lost
+        _change({"disk": None, "rosters": {}}, changes, roster)
     with file.held():
-        content = file.content
-        known = [lineage_of(roster)] if roster is not None else [*content["rosters"]]
-        for name, text in changes.items():
-            if name == "disk":
-                if not text.isdecimal() or int(text) < 2**20:
-                    raise ConfigError(f"disk={text}: expected bytes, at least {2**20}", setting="disk")
-                content["disk"] = int(text)
-                continue
-            if len(known) != 1:
-                raise ConfigError(
-                    f"{name}: expected --roster FILE: this member knows of {len(known)} rosters", setting=name
-                )
-            lineage = Lineage.load(content["rosters"].get(known[0]))
-            lineage.allow(name, text)
-            content["rosters"][known[0]] = lineage.dump()
+        _change(file.content, changes, roster)
         file.save()
+
+
+def _change(content: dict[str, Any], changes: Mapping[str, str], roster: Roster | None) -> None:
+    known = [lineage_of(roster)] if roster is not None else [*content["rosters"]]
+    for name, text in changes.items():
+        if name == "disk":
+            if not text.isdecimal() or int(text) < 2**20:
+                raise ConfigError(f"disk={text}: expected bytes, at least {2**20}", setting="disk")
+            content["disk"] = int(text)
+            continue
+        if len(known) != 1:
+            raise ConfigError(
+                f"{name}: expected --roster FILE: this member knows of {len(known)} rosters", setting=name
+            )
+        lineage = Lineage.load(content["rosters"].get(known[0]))
+        lineage.allow(name, text)
+        content["rosters"][known[0]] = lineage.dump()
 
 
 def examine(key_file: Path) -> Iterator[Note]:

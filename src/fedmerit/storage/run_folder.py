@@ -17,8 +17,11 @@ files follow from the ledger and are written after it. If a process is killed in
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
+import json
+import logging
 import os
 import re
 import secrets
@@ -34,11 +37,13 @@ import numpy.typing as npt
 from fedmerit.config import Config, difference, of_folder
 from fedmerit.errors import (
     ConfigError,
+    DataError,
     FileFormatError,
     LedgerError,
     MissingExtra,
     StoreError,
 )
+from fedmerit.identity import Roster
 from fedmerit.ledger.account import Account, account_of, why_unsettled
 from fedmerit.ledger.chain import START, Ledger, Record
 from fedmerit.ledger.joined_runs import RunPart, joined, part_of
@@ -51,6 +56,8 @@ from fedmerit.ledger.records import (
 )
 from fedmerit.notes import Note, numbered, words
 from fedmerit.protocol.outcome import Round
+from fedmerit.protocol.pool import Slice, samples_in
+from fedmerit.protocol.terms import lineage_of
 from fedmerit.scoring.files import LEDGER, Content
 from fedmerit.scoring.types import Reports
 from fedmerit.secagg.setting import LEAST_IN_SUM
@@ -172,6 +179,8 @@ def check_settings(path: Path, config: Config) -> None:
 
 def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Write a file in one step: a crash leaves either the old content or the new."""
+    if not path.name:
+        raise StoreError(f"{path}: expected the name of a file, got a folder")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -188,7 +197,8 @@ def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     except OSError as error:
         raise StoreError(f"{path}: could not be written: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # on a disk that cannot be written, nothing was left
+            temporary.unlink(missing_ok=True)
 
 
 def checkpoint_in(folder: Path, name: str, number: int) -> Path:
@@ -463,3 +473,66 @@ def _needed(rounds: Sequence[Round], config: Config) -> str:
     if config.threshold > LEAST_IN_SUM:
         lower = " or a lower secure_aggregation.threshold, which protects less"
     return f"more members who stay to the end of a round{lower}"
+
+
+# ------------------------------------------------------------------------------------ beside a server's key
+
+log = logging.getLogger("fedmerit")
+
+
+class OpenedSamples:
+    """Which test samples a server has shown to members, in rounds and settlements: they settle on none.
+
+    ``KEY.opened`` beside the server's key (mode 600) has one line of JSON per test slice: the federation, the
+    run folder, the run, and eight bytes of a hash for every sample. Members keep the same in their own state.
+
+    Args:
+        key: the file of the server's private key.
+        roster: of the federation.
+    """
+
+    def __init__(self, key: Path, roster: Roster) -> None:
+        self.path, self.federation = key.with_name(f"{key.name}.opened"), lineage_of(roster)
+
+    def check(self, shown: Slice, run: str = "") -> None:
+        """Raise DataError if another run opened one of these samples, because members would not settle."""
+        samples = {sample.hex() for sample in samples_in(shown)}
+        for line in self._lines():
+            if run and line.get("id") == run:
+                continue
+            known = samples & {*line["samples"]}
+            if known and line["federation"] == self.federation:
+                raise DataError(
+                    f"test: {len(known)} of {len(shown.y)} samples were shown to these members in "
+                    f"{line['run']}, and members settle on no sample that they saw before, because they may "
+                    'have trained on it: give samples that nobody has seen, or method="reports"'
+                )
+
+    def add(self, folder: Path, run: str, shown: Slice) -> None:
+        """Remember, once, that these samples are shown to the members of a run.
+
+        If that cannot be written down, the run goes on, and a warning says what the next one will not know.
+        """
+        samples = sorted(sample.hex() for sample in samples_in(shown))
+        line = {
+            "federation": self.federation, "run": str(folder.resolve()), "id": run, "samples": samples,
+        }  # fmt: skip
+        try:
+            known = self._lines()
+            if all(
+                any(line[key] != one.get(key) for key in ("federation", "id", "samples")) for one in known
+            ):
+                text = "".join(json.dumps(one) + "\n" for one in [*known, line])
+                write(self.path, text.encode(), mode=0o600)
+        except StoreError as error:
+            log.warning("the next run cannot tell which test samples were shown in this one: %s", error)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        try:
+            return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            raise StoreError(
+                f"{self.path}: cannot be read: {error}; it says which test samples were opened before"
+            ) from error

@@ -135,14 +135,17 @@ def _copy(path: Path, name: str, config: Config) -> Iterator[None]:
         ) from error
 
 
+FOLLOW_FROM = {"reports": "scores", "settled": "scores-settled", "both": "scores-both"}
+"""By `scoring.method`, the note that says what scores follow from."""
+
+
 def about_scores(
     path: Path, found: ScoreFiles, late: Mapping[str, int], config: Config, *, running: bool = False
 ) -> Iterator[Note]:
     """Yield what `check_scores` found; ``running`` says that a process keeps writing in the folder."""
     there = [name for name, data in found.items() if data is not None]
     if there:
-        by = {"reports": "scores", "settled": "scores-settled", "both": "scores-both"}
-        yield Note(by[config.scoring.method])
+        yield Note(FOLLOW_FROM[config.scoring.method])
     else:
         yield Note("scores-unwritten" if late else "scores-none")
     if not late:

@@ -35,14 +35,16 @@ def run(
     clip=False,
     method="reports",
     settlement=None,
+    settle=False,
+    test=None,
     **_,
 ):
-    """A whole run over any Grid."""
+    """A whole run over any Grid, or the settlement of one whose server died."""
     pool = federation().pool
     strategy = fedmerit.flower.Contributions(
         FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3),
         roster=roster,
-        test=pool if method == "reports" else (pool.x, pool.y),
+        test=test or (pool if method == "reports" else (pool.x, pool.y)),
         value=value if server_evaluates else None,
         gradient=gradient,
         method=method,
@@ -58,5 +60,8 @@ def run(
         weights=weights,
         page=False,
     )
-    strategy.start(grid=grid, initial_arrays=ArrayRecord(first_model()), num_rounds=rounds)
+    if settle:
+        strategy.settle(grid=grid, initial_arrays=ArrayRecord(first_model()))
+    else:
+        strategy.start(grid=grid, initial_arrays=ArrayRecord(first_model()), num_rounds=rounds)
     return strategy

@@ -1,0 +1,263 @@
+"""A settled Flower run whose server died is settled by the next ServerApp, in this process."""
+
+import json
+import logging
+import shutil
+
+import numpy as np
+import pytest
+from federation_in import NODES, grid_of, make_keys, run, server, task
+from flwr.app import Array, ArrayRecord
+from lies import exchange_of
+
+import fedmerit.flower
+from fedmerit.errors import ConfigError, DataError, ProtocolError, RunAborted, SettlementError, StoreError
+from fedmerit.ledger.chain import Ledger
+from fedmerit.protocol.pool import order_of
+from fedmerit.protocol.settler import _Recomputed
+from fedmerit.storage.archive import FolderArchive
+from fedmerit.verify import verify_folder
+
+SETTLED = {"method": "settled", "settlement": {"blocks": 2}}
+AGAIN = {**SETTLED, "settle": True}
+
+
+class Killed(BaseException):
+    """A ServerApp that dies."""
+
+
+def killed(home, exchange, number=2, **options):
+    """A run whose server dies when it sends a message."""
+    grid = grid_of(home)
+
+    def before(node, message):
+        ask = exchange_of(message)
+        if (ask.exchange, ask.round) == (exchange, number):
+            raise Killed
+
+    grid.before = before
+    with pytest.raises(Killed):
+        run(home, grid, **SETTLED, **options)
+
+
+def records(folder, kind):
+    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
+        return [record.body for record in ledger.records(kind)]
+
+
+def opened(home):
+    return [json.loads(line) for line in (home / "server.pem.opened").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def once_died(tmp_path_factory):
+    home = tmp_path_factory.mktemp("died")
+    make_keys(home)
+    killed(home, "open")
+    return home
+
+
+@pytest.fixture
+def died(once_died, tmp_path):
+    """The folder of a run whose server died when it opened the pool: nobody saw it."""
+    return shutil.copytree(once_died, tmp_path / "home", symlinks=True)
+
+
+def test_what_was_trained_is_settled(died, caplog):
+    """The samples that it opened are remembered though it died, and once."""
+    (line,) = opened(died)
+    with pytest.raises(StoreError, match=r"can still be settled: strategy\.settle\(grid=grid"):
+        run(died, grid_of(died), **SETTLED, test=fresh())
+    grid = grid_of(died)
+    strategy, rounds = run(died, grid, **AGAIN)
+    assert strategy.notes == []
+    assert len(rounds) == 2
+    assert "train" not in {exchange_of(message).exchange for _, message, _ in grid.seen}
+    lines = list(verify_folder(died / "run", archive=died / "run" / "archive"))
+    assert "settlement: 2 of 2 equations hold" in lines
+    assert strategy.scores["settlement"]["named"] == []
+    assert opened(died) == [line]
+    with pytest.raises(DataError, match="samples were shown to these members"):
+        run(died, grid_of(died), **SETTLED)
+    head = records(died / "run", "end")
+    with caplog.at_level(logging.INFO, "fedmerit"):
+        run(died, silent := grid_of(died), **AGAIN)
+    assert "settled before" in caplog.text
+    assert silent.seen == []
+    assert records(died / "run", "end") == head
+
+
+def fresh():
+    rng = np.random.default_rng(5)
+    pool = task.federation().pool
+    return rng.integers(0, 256, pool.x.shape).astype(pool.x.dtype), pool.y
+
+
+def test_too_few_members_change_nothing_and_it_is_tried_again(died):
+    grid = grid_of(died)
+    grid.dead = {NODES["client-2"], NODES["client-3"]}
+    with pytest.raises(ProtocolError, match=r"2 of 4 members joined within 0\.3 s, 3 are needed"):
+        run(died, grid, **AGAIN, join=0.3)
+    assert not records(died / "run", "unsettled")
+    grid.dead.clear()
+    grid.before = lambda node, message: (
+        grid.dead.update([NODES["client-0"], NODES["client-1"]])
+        if exchange_of(message).exchange == "agreed"
+        else None
+    )
+    with pytest.raises(SettlementError, match="try again when more members are there") as caught:
+        run(died, grid, **AGAIN, join=0.3)
+    assert caught.value.code == "not-agreed"
+    assert not records(died / "run", "end")
+    run(died, grid_of(died), **AGAIN)
+    assert "settlement: 2 of 2 equations hold" in list(verify_folder(died / "run"))
+
+
+@pytest.mark.parametrize("exchange", ["train", "report"])
+def test_a_run_that_died_in_training_is_settled_on_its_sums(home, exchange):
+    """In round 2 of 3: with its sum where that was known, else without."""
+    killed(home, exchange, rounds=3)
+    _, rounds = run(home, grid_of(home), **AGAIN)
+    assert [bool(one.aborted) for one in rounds] == [False, exchange == "train"]
+    count = 1 if exchange == "train" else 2
+    assert f"settlement: {count} of {count} equations hold" in list(verify_folder(home / "run"))
+    assert {record["last"] for record in records(home / "run", "last")} == {2}
+
+
+def test_a_run_that_was_given_up_is_settled_when_its_members_are_back(home, caplog):
+    grid = grid_of(home)
+    gone = {NODES["client-1"], NODES["client-2"]}
+    grid.before = lambda node, message: grid.dead.update(gone if exchange_of(message).round == 2 else ())
+    with pytest.raises(RunAborted), caplog.at_level(logging.ERROR, "fedmerit"):
+        run(home, grid, **SETTLED, rounds=6, join=0.3)
+    assert "strategy.settle(grid=grid" in caplog.text
+    assert not records(home / "run", "end")
+    run(home, grid_of(home), **AGAIN)
+    assert "settlement: 1 of 1 equations hold" in list(verify_folder(home / "run"))
+
+
+def test_a_run_that_ended_without_a_settlement_is_over(home, monkeypatch):
+    """All members say that a direction is wrong, and would say so again."""
+    monkeypatch.setattr(_Recomputed, "problems", lambda self: iter(["it is another"]))
+    run(home, grid_of(home), **SETTLED)
+    with pytest.raises(SettlementError, match=r"has ended, and it was not settled \(not-agreed\)"):
+        run(home, grid_of(home), **AGAIN)
+
+
+def other_samples(home):
+    return {"test": fresh()}
+
+
+def other_order(home):
+    pool = task.federation().pool
+    return {"test": (pool.x[::-1], pool.y[::-1])}
+
+
+def other_settings(home):
+    return {"settlement": {"blocks": 3}}
+
+
+def other_roster(home):
+    for path in (*home.glob("client-*.pem"), home / "server.pem", home / "roster.toml"):
+        path.unlink()
+    make_keys(home)
+    return {}
+
+
+def no_pool_key(home):
+    (home / "run" / "keys" / "pool.key").unlink()
+    return {}
+
+
+def no_run(home):
+    shutil.rmtree(home / "run")
+    return {}
+
+
+def damaged(home):
+    archive = home / "run" / "archive" / "round-0001.arrays"
+    archive.write_bytes(archive.read_bytes()[:-1] + b"!")
+    return {}
+
+
+def swapped(home):
+    """Files of other rounds, which are whole."""
+    archive = home / "run" / "archive"
+    shutil.copy(archive / "direction-0001.arrays", archive / "direction-0002.arrays")
+    return {}
+
+
+def other_sum(home):
+    archive = FolderArchive(home / "run" / "archive")
+    kept = archive.load("round", 2)
+    archive.save("round", 2, {**kept, "x": kept["x"] ^ 1})
+    return {}
+
+
+def opened_elsewhere(home):
+    """Another run has opened these samples since."""
+    (line,) = opened(home)
+    (home / "server.pem.opened").write_text(json.dumps({**line, "id": "0" * 32, "run": "/second"}) + "\n")
+    return {}
+
+
+def by_reports(home):
+    return {"method": "reports"}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (other_samples, DataError, "test: expected the 50 samples, in the same order, that were committed"),
+        (other_order, DataError, "test: expected the 50 samples, in the same order, that were committed"),
+        (other_settings, StoreError, "holds a run with a different config"),
+        (other_roster, ConfigError, "roster: expected that of the run in"),
+        (no_pool_key, StoreError, "the key of the test pool is gone"),
+        (no_run, StoreError, "expected the folder of a run to settle"),
+        (damaged, StoreError, "round-0001.arrays: damaged"),
+        (swapped, StoreError, "the direction of round 2 is not the one in the ledger"),
+        (other_sum, StoreError, "x of round 2 is not what the ledger says"),
+        (opened_elsewhere, DataError, "shown to these members in /second"),
+        (by_reports, StoreError, "holds a run with a different config"),
+    ],
+)
+def test_what_is_not_the_run_of_the_folder_is_refused_and_nobody_is_shown_anything(
+    died, change, error, words
+):
+    given = {**AGAIN, **change(died)}
+    grid = grid_of(died)
+    with pytest.raises(error) as caught:
+        server.run(grid, roster=died / "roster.toml", out=died / "run", **given)
+    assert words in str(caught.value)
+    assert {exchange_of(message).exchange for _, message, _ in grid.seen} <= {"join"}
+
+
+def test_a_model_of_another_size_is_refused(died):
+    pool = task.federation().pool
+    strategy = fedmerit.flower.Contributions(
+        server.FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3),
+        roster=died / "roster.toml", test=(pool.x, pool.y), value=task.value, gradient=task.gradient,
+        blocks=2, utilities=task.UTILITIES, weights="uniform", folder=died / "run", page=False,
+    )  # fmt: skip
+    other = ArrayRecord({"one": Array(np.zeros(3, np.float32))})
+    with pytest.raises(ConfigError, match=r"initial_arrays: expected \d+ numbers, as the model of round 2"):
+        strategy.settle(grid=grid_of(died), initial_arrays=other)
+
+
+def test_a_run_scored_by_reports_has_nothing_to_settle(home):
+    run(home, grid_of(home), rounds=1)
+    with pytest.raises(ConfigError, match="expected a run whose members settle"):
+        run(home, grid_of(home), settle=True)
+
+
+def test_the_order_of_a_pool_follows_from_its_key_and_from_nothing_else():
+    order = order_of(b"k" * 32, 100)
+    assert sorted(order.tolist()) == list(range(100))
+    assert order.tolist() == order_of(b"k" * 32, 100).tolist() != order_of(b"j" * 32, 100).tolist()
+    assert order[:5].tolist() == [14, 52, 66, 25, 32]  # the same on every machine and with every numpy
+
+
+def test_a_run_between_machines_is_not_settled_in_a_simulation(died):
+    grid = type("InMemoryGrid", (), {})()
+    with pytest.raises(ConfigError, match="took place in 'flower', this is 'flower-simulation'"):
+        run(died, grid, **AGAIN)
