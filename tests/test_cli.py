@@ -292,7 +292,7 @@ def assert_one_line(err):
         (",without", ",outside", "line 1: missing column 'without'; expected round, client"),
         (",se_alpha", ",se_alphas", "line 1: unknown column 'se_alphas'"),
         (",se_alpha", ",alone", "line 1: column 'alone' appears twice"),
-        ("2,south,0.5,0.6,0.6,0.5,0.02\n", "", "lines 5-5: round 2: expected at least 2 clients, got 1"),
+        ("2,south,0.5,0.6,0.6,0.5,0.02\n", "", "line 5: round 2: expected at least 2 clients, got 1"),
         ("1,west", "x,west", "line 4: round must be a number, got 'x'"),
         (CSV, "", "the file is empty"),
         (CSV, ",,,\n", "the file is empty"),
@@ -317,7 +317,7 @@ def test_every_bad_csv_is_one_line_that_leads_to_the_place(fedmerit, tmp_path, o
         ("[]", "expected a round, or a list of at least one round"),
         ({"rounds": None}, "expected a round, or a list of at least one round"),
         ("[" * 100_000, "not reports: nested too deeply"),
-        ('{"empty": ' + "9" * 5000 + "}", "not reports: Exceeds the limit"),
+        ('{"empty": ' + "9" * 5000 + "}", "expected numbers of ordinary size, got one of thousands"),
         ('{"alone": {"a": 1, "a": 2}}', "not reports: 'a' appears twice in one object"),
         (ROUND | {"alone": [0.2]}, "round 1: alone has 1 values, clients has 2 names"),
         (ROUND | {"alone": [0.2, "0.3"]}, "round 1: alone: expected a number, got '0.3'"),
@@ -960,3 +960,9 @@ def test_a_run_with_ground_truth_says_so_and_how_close_the_scores_come(fedmerit,
         assert f"Spearman with the MR-SV of {utility}: ALPHA " in out
         assert f"Spearman with the retrained Shapley value of {utility}: ALPHA " in out
     assert "analysis" not in run_folder[1].stdout
+
+
+def test_errors_of_the_system_name_the_file_and_no_number(fedmerit, tmp_path):
+    reports = tmp_path / "reports.csv"
+    reports.write_text(CSV)
+    assert fedmerit("page", reports, "--out", tmp_path) == (2, "", f"error: {tmp_path}: Is a directory\n")

@@ -1,5 +1,6 @@
 """Commands on a run's ledger: rewards that are recorded, verify with heads, export, track."""
 
+import errno
 import json
 import shutil
 from html import unescape
@@ -259,3 +260,33 @@ def test_verify_a_copy_with_a_roster(fedmerit, closed, tmp_path):
     code, out, _ = fedmerit("verify", tmp_path / "B.jsonl", "--roster", path)
     assert code == 0
     assert f"keys: they match {path}, roster hash " in out
+
+
+def test_the_page_of_the_folder_that_one_is_in(fedmerit, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert fedmerit("page", ".") == (0, "wrote page-run.html\n", "")
+    assert (folder / "page-run.html").is_file()
+
+
+def test_a_doctor_checks_a_copy_that_can_only_be_read(fedmerit, folder, monkeypatch):
+    def held(path):
+        raise OSError(errno.EROFS, "Read-only file system", str(path / ".lock"))
+
+    monkeypatch.setattr("fedmerit.verify.held", held)
+    code, out, err = fedmerit("doctor", folder)
+    assert (code, err) == (0, "")
+    assert "cannot be written (Read-only file system): whether a process is running in it was not" in out
+    assert out.endswith(f"{folder}: in order\n")
+
+
+def test_the_copy_of_a_settled_run_says_that_the_folder_has_the_scores_that_are_paid(fedmerit, tmp_path):
+    rounds = [{"empty": 0.1, "grand": 0.5, "alone": [0.2, 0.3], "without": [0.4, 0.3]}]
+    copy = tmp_path / "scores.json"
+    document = {"clients": ["A", "B"], "rounds": rounds, "settlement": {"score": "PHI"}}
+    copy.write_text(json.dumps(document))
+    said = "note: this file is a copy of a settled run, and holds what members reported: the run folder has"
+    for command in (["score", copy], ["rewards", copy, "--budget", "10"], ["page", copy]):
+        code, out, _ = fedmerit(*command)
+        assert (code, said in out) == (0, True)
+    copy.write_text(json.dumps({**document, "settlement": None}))
+    assert "settled" not in fedmerit("score", copy)[1]

@@ -129,3 +129,12 @@ def test_a_currency_may_be_in_small_letters_as_in_an_amount(silent):
     assert "in USD, got one in EUR" in failure("rewards", silent, "--budget", "1 eur", "--currency", "usd")
     refused = failure("rewards", silent, "--budget", "100", "--currency", "euros")
     assert refused == "--currency: expected a code such as EUR, or a sign such as $, got 'EUROS'"
+
+
+def test_a_euro_has_a_code_and_a_sign(silent):
+    for budget, said in (("100 €", "€"), ("100 EUR", "€"), ("100 €", "EUR")):
+        result = call("rewards", silent, "--budget", budget, "--currency", said)
+        assert f"budget 100.00 {said}, rule" in result.output
+    assert "expected an amount in USD, got one in $" in failure(
+        "rewards", silent, "--budget", "100 $", "--currency", "USD"
+    )

@@ -486,7 +486,7 @@ def test_counts_stay_counts_and_fractions_fractions():
         ({"secure_aggregation": {"threshold": 7}},
          r"^secure_aggregation\.threshold: expected 4 to 6, more than half of the 6 members, got 7"),
         ({"run": {"seed": -1}}, r"^run\.seed: expected 0 or more, got -1"),
-        ({"run": {"seed": 2**63}}, r"^run\.seed: expected 0 or more"),
+        ({"run": {"seed": 2**63}}, r"^run\.seed: expected 0 or more, at most 2\^63 - 1, got 92"),
         ({"run": {"device": 0}}, r"^run\.device: expected text, got 0"),
     ],
     ids=str,
@@ -681,7 +681,7 @@ def test_the_last_override_wins_and_the_given_mapping_is_left_alone():
     ("data", "message"),
     [
         (b"[training\n", "not TOML: .*line 1"),
-        (b"\xff\xfe", "cannot be read"),
+        (b"\xff\xfe", "expected text in UTF-8, got byte 0xff"),
         (b"a = " + b"[" * 5000, "not TOML"),
         (b"[run]\nseed = " + b"1" * 5000, "not TOML"),
         (b"[run]\nseed = 1\nseed = 2\n", "not TOML: Cannot overwrite a value"),
@@ -819,3 +819,21 @@ def test_a_threshold_of_more_than_all_members_is_refused():
     given = {"partition": {"scheme": "group", "clients": 4}, "secure_aggregation": {"threshold": 1000}}
     with raises(ConfigError, setting="secure_aggregation.threshold"):
         check_schedule(from_dict(given))
+
+
+def test_a_day_may_be_written_as_toml_has_days_without_quotation_marks(tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_text("[report]\ndate = 2026-11-30\n")
+    assert load(path).report.date == "2026-11-30"
+    assert from_dict({}, ["report.date=2026-11-30"]) == load(path)
+    with pytest.raises(ConfigError, match=r"^report\.date: expected text, got datetime\.datetime"):
+        from_dict({}, ["report.date=2026-11-30T00:00:00Z"])
+
+
+def test_a_file_of_settings_in_other_letters_is_refused_in_plain_words(tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_bytes('[report]\ntitle = "Köln"\n'.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"my\.toml: expected text in UTF-8, got byte 0xf6 at place 19: "):
+        load(path)
+    with pytest.raises(ConfigError, match=r"cannot be read: Is a directory$"):
+        load(tmp_path)

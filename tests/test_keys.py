@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from fedmerit.identity import (
     read_roster,
     write_roster,
 )
+from fedmerit.storage.member_state import allow
 
 KEYS = [bytes([i]) * 32 for i in range(1, 5)]
 
@@ -283,3 +285,19 @@ def test_keys_of_small_order_are_refused_however_they_are_written():
 def test_keys_that_were_made_here_are_never_refused(tmp_path):
     for number in range(200):
         Member("M", new_key(tmp_path / f"{number}.pem"))
+
+
+@pytest.mark.parametrize("path", [".", "", "/"])
+def test_a_key_needs_the_name_of_a_file(path):
+    with pytest.raises(KeyFileError, match=r"expected the name of a file, got a folder$"):
+        new_key(Path(path))
+
+
+def test_a_refused_change_makes_no_state_because_none_may_say_that_it_was_lost(tmp_path):
+    new_key(key := tmp_path / "a.pem")
+    for changes in ({"bound": "8"}, {"disk": "8"}, {"disk": str(2**30), "runs": "5"}):
+        with pytest.raises(ConfigError):
+            allow(key, changes)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pem"]
+    allow(key, {"disk": str(2**30)})
+    assert (tmp_path / "a.pem.state" / "state").is_file()

@@ -6,9 +6,7 @@ import json
 import pickle
 import re
 import string
-from collections import Counter
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,8 +15,8 @@ from hypothesis import strategies as st
 from fedmerit.config import SECTIONS, Corruption
 from fedmerit.notes import NAMES, PLAIN, Note, catalogue, catalogue_of, code_of, planted, speaking, words
 from fedmerit.report.text import on_page, on_terminal
+from sources import SOURCE, calls, texts
 
-SOURCE = Path(__file__).parents[1] / "src" / "fedmerit"
 WORDS = {code: text for code, text in catalogue().items() if "." not in code}
 
 # ----------------------------------------------------------------------------------------- the catalogue
@@ -119,28 +117,15 @@ def test_other_words_are_of_known_codes_and_need_no_more_than_these_have(writer)
         assert str(Note(code, **sample(code)).worded(writer, option="--on"))
 
 
-def made_in_source():
-    """Every string in the source, and every call of Note with a literal code."""
-    strings, calls = Counter(), []
-    for file in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                strings[node.value] += 1
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Note":
-                calls.append((f"{file.name}:{node.lineno}", node))
-    return strings, calls
-
-
 def test_every_code_is_made_somewhere_with_just_the_values_that_it_says():
-    strings, calls = made_in_source()
-    assert [code for code in WORDS if not strings[code]] == []
-    assert len(calls) > 60
-    for where, call in calls:
+    assert {*WORDS} - {*texts()} == set()
+    assert len(calls("Note")) > 60
+    for file, call in calls("Note"):
         said = [node.value for node in ast.walk(call.args[0]) if isinstance(node, ast.Constant)]
         given = {keyword.arg for keyword in call.keywords}
         for code in (one for one in said if one in WORDS):
             takes = {"round" if name == "where" else name for name in fields(WORDS[code])}
-            assert takes == given, (where, code)
+            assert takes == given, (f"{file.name}:{call.lineno}", code)
 
 
 def test_no_source_takes_its_own_words_apart():
@@ -162,15 +147,11 @@ SECTION = re.compile(rf"({'|'.join(SECTIONS)})\.")
 
 def test_an_error_about_a_setting_says_which_in_an_attribute_too():
     """What begins with the path of a setting is made by ``at``, or says ``setting=``."""
-    for file in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                if node.func.id not in ("ConfigError", "DataError"):
-                    continue
-                first = next((one for one in ast.walk(node.args[0]) if isinstance(one, ast.Constant)), None)
-                told = any(keyword.arg == "setting" for keyword in node.keywords)
-                about = first is not None and isinstance(first.value, str) and SECTION.match(first.value)
-                assert told or not about, (file.name, node.lineno)
+    for file, call in calls("ConfigError", "DataError"):
+        first = next((one for one in ast.walk(call.args[0]) if isinstance(one, ast.Constant)), None)
+        told = any(keyword.arg == "setting" for keyword in call.keywords)
+        about = first is not None and isinstance(first.value, str) and SECTION.match(first.value)
+        assert told or not about, (file.name, call.lineno)
 
 
 # ------------------------------------------------------------------------------------------------- a note

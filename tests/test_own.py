@@ -137,6 +137,14 @@ def test_auc_f1_and_c_index_by_hand():
     assert c_index(-risk, y) == 1
 
 
+def test_auc_counts_probabilities_that_are_equal_on_paper_as_ties():
+    """Logits 0, 1, 2 and 0, 2, 1 give class 0 the same probability, in whatever order they are added up."""
+    logits, y = np.random.default_rng(13).integers(0, 4, (30, 3)).astype(float), np.arange(30) % 3
+    p = np.round(np.exp(logits) / np.exp(logits).sum(1, keepdims=True), 12)
+    each = [np.sign(p[y == c, c][:, None] - p[y != c, c][None, :]).mean() for c in range(3)]
+    assert auc(logits, y) == pytest.approx((1 + np.mean(each)) / 2)
+
+
 def test_the_jackknife_of_a_mean_is_its_standard_error_and_its_mean_is_the_metric():
     x = np.random.default_rng(0).normal(1, 1, size=20)
     one_each = [np.array([i]) for i in range(20)]
@@ -741,3 +749,16 @@ def test_a_member_with_one_row_is_refused_unless_the_minimum_allows_it(own):
     with pytest.raises(DataError, match="W would hold 1 samples, expected at least 2"):
         prepare(from_dict(settings(partition={"minimum": 2})), dataset=dataset)
     assert prepare(from_dict(settings(partition={"minimum": 1})), dataset=dataset).names == ("N", "S", "W")
+
+
+def test_a_feature_that_never_varies_in_training_is_not_blown_up_by_rounding(tmp_path):
+    rows = "".join(f"0.1,{i},{i % 2},train\n" for i in range(9)) + "0.2,1,0,test\n0.1,2,1,test\n"
+    found = table(tmp_path, f"dose,age,y,part\n{rows}", test="part", standardise=True)
+    assert found.x_test[:, 0] == pytest.approx([0.1, 0.0])
+
+
+def test_a_number_that_is_too_large_for_a_model_is_named_with_its_row_and_column(tmp_path):
+    rows = ROWS.replace("N,24,", "N,1e300,")
+    message = r"t\.csv: row 5 below the header: 'age' is '1e300': expected at most 3\.4e\+38"
+    with pytest.raises(DataError, match=message):
+        table(tmp_path, rows, features=["age"])

@@ -1,11 +1,12 @@
 """Files of reports: what is read, what is refused, and whether the message leads to the place."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
-from fedmerit.errors import FileFormatError
+from fedmerit.errors import FileFormatError, InputError
 from fedmerit.scoring.files import as_csv, as_json, document, read, read_content
 
 CSV = """round,client,empty,grand,alone,without,se_alpha
@@ -324,3 +325,76 @@ def test_where_a_run_begins_is_written_and_read_back(tmp_path):
         assert document(again) == content
     with pytest.raises(FileFormatError, match="since: expected a number"):
         read(write(tmp_path, json.dumps([ROUND | {"since": "1"}]), "r.json"))
+
+
+@pytest.mark.parametrize("field", ["clients", "utility", "slice"])
+def test_half_a_letter_is_refused_because_no_file_can_hold_it(tmp_path, field):
+    half = ["north", "\ud800"] if field == "clients" else "\ud800"
+    path = write(tmp_path, json.dumps({**ROUND, field: half}), "reports.json")
+    with pytest.raises(FileFormatError, match=r"reports\.json: round 1: .* must be .*, got '\\ud800'$"):
+        read(path)
+
+
+def test_a_round_has_a_number_that_charts_and_other_programs_can_hold(tmp_path):
+    huge = str(10**20 - 1)
+    with pytest.raises(FileFormatError, match=r"line 4: round must be at most 2147483648, got '99999"):
+        read(write(tmp_path, CSV.replace("\n2,", f"\n{huge},")))
+    path = write(tmp_path, json.dumps({**ROUND, "round": 10**20}), "reports.json")
+    with pytest.raises(FileFormatError, match=r"round must be at most 2147483648, got 1000000"):
+        read(path)
+
+
+@pytest.mark.parametrize("encoding", ["idna", "undefined", "a\0b", "", 5])
+def test_an_encoding_that_no_file_has_is_refused(tmp_path, encoding):
+    with pytest.raises(InputError, match=r"^encoding: expected the name of an encoding, such as utf-8, "):
+        read(write(tmp_path, CSV), encoding=encoding)
+
+
+@pytest.mark.parametrize(
+    ("begin", "what"),
+    [
+        (b"PAR1", "a Parquet file"),
+        (b"\x1f\x8b\x08", "a compressed file (gzip)"),
+        (b"\x89PNG\r\n", "a picture"),
+        (b"<!DOCTYPE html>", "a web page"),
+        (b"<html>", "a web page"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(tmp_path, begin, what):
+    path = tmp_path / "reports.csv"
+    path.write_bytes(begin + bytes(100))
+    with pytest.raises(FileFormatError, match=rf"reports\.csv: this is {re.escape(what)}, not CSV: "):
+        read(path)
+
+
+def test_json_in_other_letters_or_with_endless_numbers_is_refused_in_plain_words(tmp_path):
+    path = tmp_path / "reports.json"
+    path.write_text(json.dumps(ROUND), encoding="utf-16")
+    with pytest.raises(FileFormatError, match="expected JSON in UTF-8, got byte 0xff at place 0: save it as"):
+        read(path)
+    path.write_text('{"empty": 1' + "0" * 5000 + "}")
+    with pytest.raises(FileFormatError, match="expected numbers of ordinary size, got one of thousands of"):
+        read(path)
+
+
+@pytest.mark.parametrize("path", [3, ["reports.csv"], None, b"reports.csv"])
+def test_what_is_no_path_is_refused(path):
+    with pytest.raises(InputError, match=r"^expected the path of a file of reports, got "):
+        read(path)
+
+
+def test_a_path_that_no_disk_takes_is_refused():
+    with pytest.raises(FileFormatError, match=r"aaa: cannot be read: File name too long$"):
+        read("a" * 5000 + ".csv")
+    with pytest.raises(FileFormatError, match=r"'a\\x00\.csv': no such file or folder$"):
+        read("a\0.csv")
+
+
+def test_a_run_folder_is_for_another_function(tmp_path):
+    with pytest.raises(FileFormatError, match=r"ends in \.csv or \.json; fedmerit\.load reads a run folder$"):
+        read(tmp_path)
+
+
+def test_one_line_is_one_line(tmp_path):
+    with pytest.raises(FileFormatError, match=r"reports\.csv: line 2: round 1: expected at least 2 clients"):
+        read(write(tmp_path, "\n".join(CSV.splitlines()[:2])))

@@ -16,6 +16,7 @@ from fedmerit.errors import InputError, UndefinedShares
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.rewards import Payouts, Shares, fence, null_share, payouts, shares
 from fedmerit.scoring.scores import alpha, fp, ioi, loo
+from fedmerit.scoring.share_intervals import share_intervals
 from fedmerit.scoring.types import Reports, Scores
 
 numbers = st.integers(-512, 512).map(lambda k: k / 64)
@@ -709,6 +710,16 @@ def test_what_only_rounding_separates_from_zero_counts_as_zero():
     )
 
 
+@pytest.mark.parametrize("rule", ["fair", "shrunk", "fenced"])
+@pytest.mark.parametrize("stderr", [None, [1e-13] * 3])
+def test_what_only_rounding_puts_above_zero_is_nothing_to_divide(rule, stderr):
+    """1e-10 is more than nothing, but not beside a score of -1, of which it may be the rounding error."""
+    s = scored([0.0, 1e-10, -1.0], stderr=stderr)
+    with pytest.raises(UndefinedShares, match="positive"):
+        shares(s, rule)
+    assert list(shares(s, rule, on_undefined="equal").values()) == [1 / 3] * 3
+
+
 @pytest.mark.parametrize("cap", [0.4, 0.5, 0.9])
 def test_shares_never_add_up_to_more_than_one(cap):
     """These added up to 2."""
@@ -745,3 +756,9 @@ def test_null_share_under_shrunk_is_what_it_pays():
     raws = truth + np.random.default_rng(1).normal(0, s, size=(3000, 4))
     paid = [shares(scored(raw, stderr=[s] * 4), "shrunk")["m0"] for raw in raws]
     assert null_share(scored(truth, stderr=[s] * 4), "shrunk") == pytest.approx(np.mean(paid), rel=0.25)
+
+
+def test_intervals_of_shares_take_scores_first():
+    total = accumulate([Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])])
+    with pytest.raises(InputError, match=r"^share_intervals takes Scores and the Shares of them, got Shares"):
+        share_intervals(shares(total), total)

@@ -413,6 +413,30 @@ def test_any_limits_divide_drawn_scores_together_as_each_alone(monkeypatch, rule
         np.testing.assert_allclose(found, np.reshape(expected, found.shape), atol=1e-12)
 
 
+@pytest.mark.parametrize("rule", ["fair", "shrunk", "impartial"])
+@pytest.mark.parametrize("sketched", [False, True])
+def test_intervals_do_not_hang_on_the_order_of_clients(monkeypatch, rule, sketched):
+    monkeypatch.setattr("fedmerit.scoring.share_intervals.DRAWS", 400)
+    rng = np.random.default_rng(0)
+    raw, stderr, order = np.array([0.5, 1, 1, 2]), np.array([0.1, 0.2, 0.3, 0.1]), [2, 0, 3, 1]
+    known = rng.normal(0, 0.1, (8, 4)) if sketched else None
+    here = scored(raw, stderr, gain=5.0, sketch=known, freedom=50)
+    names = tuple(here.clients[i] for i in order)
+    known = None if known is None else known[:, order]
+    there = scored(raw[order], stderr[order], gain=5.0, clients=names, sketch=known, freedom=50)
+    one, other = (share_intervals(s, shares(s, rule)) for s in (here, there))
+    assert one == other
+    assert list(other) == list(names)
+
+
+def test_equal_clients_have_one_interval_whatever_their_names():
+    s = scored([1.0, 2.0, 1.0, 1.0], [0.3, 0.1, 0.3, 0.2])
+    found = share_intervals(s, shares(s))
+    assert found["m0"] == found["m2"] != found["m3"]
+    renamed = replace(s, clients=("z", "y", "x", "w"))
+    assert list(share_intervals(renamed, shares(renamed)).values()) == list(found.values())
+
+
 def test_there_is_no_interval_without_errors_or_without_shares():
     s = scored([1, 2, 3])
     assert share_intervals(s, shares(s)) is None

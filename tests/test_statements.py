@@ -1,5 +1,6 @@
 """What one member is told, from reports with known answers; real runs are in federation/test_decisions.py."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,8 @@ from fedmerit.ledger.decisions import Terms, decide
 from fedmerit.report.facts import Facts
 from fedmerit.report.source import LedgerFacts, Source
 from fedmerit.report.statement import as_markdown
+from fedmerit.scoring.accumulate import accumulate
+from fedmerit.scoring.rewards import payouts, shares
 from fedmerit.scoring.types import Reports
 from fedmerit.scoring.uncertainty import compare_pairs
 
@@ -70,6 +73,36 @@ def test_what_absence_cost_is_counted_with_the_errors_of_the_other_way():
     assert (cost.score, cost.other) == pytest.approx((0.2, 0.1))
     assert (cost.cents, cost.other_cents) == (10909, 10000)
     assert facts.absence_cost("A") is None
+
+
+def test_what_absence_cost_is_counted_with_the_sketches_of_the_other_way():
+    """The rule "shrunk" reads errors from the sketches: at its own mean, B's are twice as large."""
+    first = reports([0.1, 0.15, 0.3], [0.02] * 3, clients=tuple("ABC"))
+    second = reports([0.1, 0.3], [0.02] * 2, clients=("A", "C"), silent=("B",), number=2)
+    signs = 0.02 * np.array([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1]])
+    rounds = [
+        replace(first, sketch=signs, freedom=50),
+        replace(second, sketch=signs[[0, 2]], freedom=50),
+    ]
+    facts = decided(rounds, Terms("1000.00", "accuracy", rule="shrunk"))
+    total, other = facts.decision.total, accumulate(rounds, missing="own-mean")
+    raw, sketch = np.array(total.raw), np.array(total.sketch)
+    raw[1], sketch[:, 1] = other.raw[1], other.sketch[:, 1]
+    paid = payouts(shares(replace(total, values=raw, raw=raw, sketch=sketch), "shrunk"), "1000.00")
+    assert facts.absence_cost("B").other_cents == 100 * paid["B"]
+
+
+def test_the_course_of_every_member_is_summed_once(monkeypatch):
+    rounds = tuple(reports([0.1, 0.2], [0.01] * 2, clients=("A", "B"), number=k) for k in range(1, 9))
+    rounds += (reports([0.3], [0.01], clients=("B",), silent=("A",), number=9),)
+    for missing in ("zero", "own-mean"):
+        facts = Facts(Source(rounds, ("A", "B"), missing))
+        parts = [accumulate(rounds[:k], missing=missing).as_dict() for k in range(1, 10)]
+        assert facts.standings  # sums of all rounds
+        with monkeypatch.context() as patch:
+            patch.setattr("fedmerit.report.standings.accumulate", None)
+            courses = facts.courses
+        assert courses == {name: tuple(part[name] for part in parts) for name in ("B", "A")}
 
 
 def told(member, alpha, terms):

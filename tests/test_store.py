@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -323,3 +324,15 @@ def test_a_disk_that_is_really_full(tiny_disk):
 def test_writing_into_a_folder_that_is_gone(tmp_path):
     with pytest.raises(FedmeritError, match="could not be written"):
         write(tmp_path / "gone" / "file", b"x")
+
+
+def test_a_disk_that_can_only_be_read_is_named_with_the_file_that_was_asked_for(tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "a temporary file")
+
+    monkeypatch.setattr(os, "open", refused)
+    monkeypatch.setattr("pathlib.Path.unlink", refused)
+    with pytest.raises(StoreError, match=r"page\.html: could not be written: Read-only file system$"):
+        write(tmp_path / "page.html", b"")
+    with pytest.raises(StoreError, match="expected the name of a file, got a folder"):
+        write(Path("."), b"")

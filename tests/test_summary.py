@@ -248,7 +248,7 @@ def test_other_sums(score):
 
 
 def test_many_clients_take_no_square_of_memory():
-    n = 20 * MOST_COMPARED
+    n = 10 * MOST_COMPARED
     raw = np.linspace(0, 1, n)
     one = Reports(empty=0, grand=1, alone=raw, without=1 - raw, se_alpha=np.full(n, 1e-9), round=1)
     found = facts_from([one])

@@ -150,6 +150,16 @@ def test_one_huge_score_ties_nobody_else():
 # --- max-T ---------------------------------------------------------------------------------------------
 
 
+def test_max_t_does_not_hang_on_the_order_of_clients():
+    root, raw, order = np.random.default_rng(0).normal(size=(4, 4)), np.array([1.0, 2, 2, 3]), [2, 0, 3, 1]
+    known, names = root @ root.T, tuple("ABCD"[i] for i in order)
+    one = compare_pairs(scored(raw, clients=tuple("ABCD")), covariance=known, draws=1000)
+    other = compare_pairs(
+        scored(raw[order], clients=names), covariance=known[np.ix_(order, order)], draws=1000
+    )
+    assert one.critical == other.critical
+
+
 def test_max_t_critical_values():
     # Two clients: one difference, so the plain two-sided quantile.
     s = scored([0, 0], [1, 1])

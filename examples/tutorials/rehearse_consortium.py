@@ -7,7 +7,7 @@ python examples/tutorials/rehearse_consortium.py [FOLDER]
 # machine: the members, their keys and the server live in one process, but say to each other what they would
 # say between machines.
 #
-# This script needs `pip install 'fedmerit[engine,page]'` and takes about ten seconds.
+# This script needs `pip install '.[engine,page]'` in a clone, and takes about ten seconds.
 
 import os
 import sys

@@ -10,7 +10,7 @@ python examples/tutorials/score_existing.py [FOLDER]
 # only it knows its update U_i (what it adds to the sum, its weight included). All of them are measured on
 # one labelled test set that every member has been shown.
 #
-# This script needs numpy, and the page at the end `pip install 'fedmerit[page]'`. It takes a few seconds.
+# This script needs numpy, and the page at the end `pip install '.[page]'` in a clone. It takes a few seconds.
 
 import csv
 import sys

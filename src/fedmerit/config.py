@@ -12,6 +12,7 @@ defaults at that time. If you add a key, change a default or forbid what was all
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import hashlib
 import importlib
 import json
@@ -523,6 +524,9 @@ def _hints(kind: type) -> Mapping[str, Any]:
 
 def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:
     hints = _hints(kind)
+    day = given.get("date") if name == "report" else None
+    if type(day) is datetime.date:  # TOML has days of its own, without quotation marks
+        given = {**given, "date": day.isoformat()}
     for key, value in given.items():
         if key not in hints:
             asked = meant(key.split(".")[0], hints)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MOST = 2**31
 """The largest value of settings that count something."""
+MOST_SEED = 2**63 - 1
+_MOST = ((MOST, ", at most 2^31"), (MOST_SEED, ", at most 2^63 - 1"))
 _RANGES: dict[str, tuple[float, float, str]] = {
     "data.test_size": (0, MOST, "0 or more samples"),
     "partition.clients": (3, 1024, "3 to 1024 members: with two, each learns the other's update"),
@@ -40,7 +42,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "secure_aggregation.bound": (1e-300, math.inf, "a number above 0"),
     "secure_aggregation.threshold": (0, 1024, "0 (automatic) or a number of members"),
     "secure_aggregation.least": (0, 1024, "0 (automatic) or a number of members"),
-    "run.seed": (0, 2**63 - 1, "0 or more"),
+    "run.seed": (0, MOST_SEED, "0 or more"),
     "run.repeat": (1, MOST, "1 or more"),
 }
 OF_MEMBERS = (
@@ -72,7 +74,7 @@ def check(config: Config) -> None:
         if path == "partition.clients" and value == 0 and not config.resolved:
             continue
         if not low <= value <= high:
-            most = ", at most 2^31" if high == MOST < value else ""
+            most = next((said for top, said in _MOST if high == top < value), "")
             raise ConfigError.at(path, f"expected {allowed}{most}, got {value}")
     _check_partition(config)
     if config.resolved:

@@ -31,8 +31,13 @@ def text_in(path: str | Path) -> str:
         return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: expected text in UTF-8, got byte 0x{error.object[error.start]:02x} at place "
+            f"{error.start}: save it as UTF-8"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def parse(text: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fedmerit.heading import Heading, file_part
 from fedmerit.ledger.decisions import Terms
 from fedmerit.notes import speaking
 from fedmerit.report.page import money, text
-from fedmerit.report.page.folded import MOST, ends
+from fedmerit.report.page.charts import MOST, ends
 from fedmerit.report.page.html import facts_of, page, page_path
 from fedmerit.report.statement import as_dict, as_html, as_markdown, facts_as_decided
 from fedmerit.report.text import money_text

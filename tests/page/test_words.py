@@ -7,7 +7,6 @@ import shutil
 import string
 from functools import cache
 from html import unescape
-from pathlib import Path
 from typing import get_args
 
 import jinja2
@@ -27,8 +26,8 @@ from fedmerit.report.text import OPTION
 from fedmerit.scoring.rewards import Rule
 from fedmerit.scoring.types import UNIT_UTILITIES, Status
 from fedmerit.verify import read_run, record_decision
+from sources import SOURCE, nodes, texts
 
-SOURCE = Path(__file__).parents[2] / "src" / "fedmerit"
 MISSED = {*get_args(Happened)} - {"counted"}
 SCORES = {"LOO", "IOI", "COS", "MERIT"}
 WAYS = {"rose", "fell", "same"}
@@ -75,23 +74,22 @@ def said_in_python():
 
 
 def calls_of_words():
-    for file in SOURCE.rglob("*.py"):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
-            assigned = {}
-            for node in ast.walk(function):
-                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                    assigned.setdefault(node.targets[0].id, []).extend(branches(node.value))
-            for node in ast.walk(function):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "words":
-                    first = node.args[0]
-                    codes = assigned.get(first.id, []) if isinstance(first, ast.Name) else branches(first)
-                    for code in codes:
-                        if isinstance(code, ast.Constant):
-                            given = {key.arg for key in node.keywords}
-                            if None in given:  # values in a dictionary, which is made elsewhere
-                                continue
-                            yield f"{file.name}:{node.lineno}", code.value, given
+    for file, function in nodes()[ast.FunctionDef]:
+        inside = [*ast.walk(function)]
+        assigned = {}
+        for node in inside:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                assigned.setdefault(node.targets[0].id, []).extend(branches(node.value))
+        for node in inside:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "words":
+                first = node.args[0]
+                codes = assigned.get(first.id, []) if isinstance(first, ast.Name) else branches(first)
+                for code in codes:
+                    if isinstance(code, ast.Constant):
+                        given = {key.arg for key in node.keywords}
+                        if None in given:  # values in a dictionary, which is made elsewhere
+                            continue
+                        yield f"{file.name}:{node.lineno}", code.value, given
 
 
 def branches(node):
@@ -114,10 +112,7 @@ def said_in_templates():
 
 def literals():
     """Every string in the source, and in the calls of the templates."""
-    for file in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield node.value
+    yield from texts()
     yield from (code for _, code, _ in said_in_templates())
 
 

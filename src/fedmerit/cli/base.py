@@ -188,7 +188,10 @@ def errors_as_messages() -> Iterator[None]:
     except (FedmeritError, OSError) as error:
         from fedmerit.report.text import printable
 
-        err.print("error: " + printable(" ".join(str(error).split("\n"))))
+        said = str(error)
+        if isinstance(error, OSError) and error.filename is not None and error.strerror:
+            said = f"{error.filename}: {error.strerror}"
+        err.print("error: " + printable(" ".join(said.split("\n"))))
         raise SystemExit(2) from None
     except KeyboardInterrupt:  # before a command began
         err.print("stopped before anything began; start it again")

@@ -99,7 +99,7 @@ def page(
     from fedmerit.storage.run_folder import write
 
     heading, form = heading_of(title, consortium, date, currency), form_of(delimiter, decimal, encoding)
-    target = out_ or source.with_suffix(".html")
+    target = out_ or (source if source.is_dir() else source.with_suffix(".html"))
     if out_ is not None or not source.is_dir():
         check_target(target, force=force)
     with speaking(language.value if language else language_of(source)), counting(err, "page", 2) as done:
@@ -378,6 +378,8 @@ def _run(
     with _engine():
         from fedmerit.simulation.run import pool_key_in
         from fedmerit.simulation.run import run as run_embedded
+        from fedmerit.simulation.training import keep_memory
+    keep_memory()
     key = None if repeats is None else pool_key_in(repeats)
     with watching(err) as watch, tracked(timed(watch, folder), folder, config, trackers) as watched:
         written = run_embedded(config, folder, resume=resume, watch=watched, pool_key=key)

@@ -278,6 +278,8 @@ def rewards(
         divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
     paid = payouts(divided, budget)
     agreed = heading.currency or (config.report.currency if config else "")
+    if (agreed, paid.currency) == ("€", "EUR"):  # two names of one currency, unlike $ and USD
+        paid = replace(paid, currency=agreed)
     if agreed and paid.currency and agreed != paid.currency:
         fail(f"--budget: expected an amount in {agreed}, got one in {paid.currency}")
     paid = replace(paid, currency=paid.currency or agreed or None)

@@ -165,66 +165,74 @@ def members(
     Raises:
         DataError: if the data or the file lacks a requested name, or has another number of clients.
     """
-    notes: list[str] = []
     if scheme == "group":
         if groups is None:
             raise DataError.at("partition.scheme", NO_GROUPS)
-        held, what = (
-            by_group(groups, merge),
-            "groups of the data" + (" after partition.merge" if merge else ""),
-        )
-        there = tuple(held)
-        merged = {group for listed in (merge or {}).values() for group in listed}
-        values = {str(value) for value in np.unique(np.asarray(groups)).tolist()} - merged
-        if new := {group: _safe(group) for group in sorted(values, key=natural) if group != _safe(group)}:
-            told = _listed(f"{group!r} is {name!r}" for group, name in new.items())
-            notes.append(f"groups of the data whose values cannot be names of members have others: {told}")
-        if unknown := [name for name in names if name not in held]:
-            raise DataError.at(
-                "partition.names",
-                f"{_listed(map(repr, unknown))} not among the {what}; "
-                f"asked for: {_listed(names)}; {what}: {_listed(there)}",
-            )
-        if names and (left := [name for name in there if name not in names]):
-            each = _listed(f"{name} ({len(held[name])})" for name in left)
-            notes.append(
-                f"partition.names leaves out {len(left)} of the {len(there)} {what}, "
-                f"{sum(len(held[name]) for name in left)} of {len(groups)} training samples: {each}"
-            )
-        if clients and not names and clients != len(there):
-            raise DataError.at(
-                "partition.clients",
-                f"expected {len(there)}, as many as there are {what} ({_listed(there)}), "
-                f"got {clients}: leave it out, choose groups in partition.names, or put groups together in "
-                "partition.merge",
-            )
+        there, notes = _group_members(groups, merge, names, clients)
+    elif file:
+        there, notes = _saved_members(Path(file), names, clients)
     else:
-        if not file:
-            raise DataError.at(
-                "partition.file", "missing: partition.scheme 'file' needs a saved partition (.json or .npz)"
-            )
-        path = Path(file)
-        count, there = len(restore(path)), saved_names(path)
-        if there and names and set(names) != set(there):
-            raise DataError.at(
-                "partition.names",
-                f"expected the names in {path}; asked for: {_listed(names)}; in the file: {_listed(there)}",
-            )
-        asked = clients or len(names) or count
-        if asked != count:
-            raise DataError.at("partition.file", f"{path}: holds {count} clients, expected {asked}")
-        if not there:
-            there = tuple(f"client-{i}" for i in range(count))
-            given = (
-                "partition.names are" if names and tuple(names) != there else "client-0, client-1, ... are"
-            )
-            notes.append(
-                f"partition.file: {path} has no names: {given} given to its parts in order, unchecked"
-            )
+        raise DataError.at(
+            "partition.file", "missing: partition.scheme 'file' needs a saved partition (.json or .npz)"
+        )
     chosen = tuple(names) or there
     if len(set(chosen)) != len(chosen):
         raise DataError.at("partition.names", f"expected different names, got {_listed(chosen)}")
-    return chosen, tuple(notes)
+    return chosen, notes
+
+
+def _group_members(
+    groups: Groups, merge: Mapping[str, Sequence[str]] | None, names: Sequence[str], clients: int | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of all groups, and notes on groups that are named anew or left out."""
+    held, notes = by_group(groups, merge), []
+    what = "groups of the data" + (" after partition.merge" if merge else "")
+    there = tuple(held)
+    merged = {group for listed in (merge or {}).values() for group in listed}
+    values = {str(value) for value in np.unique(np.asarray(groups)).tolist()} - merged
+    if new := {group: _safe(group) for group in sorted(values, key=natural) if group != _safe(group)}:
+        told = _listed(f"{group!r} is {name!r}" for group, name in new.items())
+        notes.append(f"groups of the data whose values cannot be names of members have others: {told}")
+    if unknown := [name for name in names if name not in held]:
+        raise DataError.at(
+            "partition.names",
+            f"{_listed(map(repr, unknown))} not among the {what}; "
+            f"asked for: {_listed(names)}; {what}: {_listed(there)}",
+        )
+    if names and (left := [name for name in there if name not in names]):
+        each = _listed(f"{name} ({len(held[name])})" for name in left)
+        notes.append(
+            f"partition.names leaves out {len(left)} of the {len(there)} {what}, "
+            f"{sum(len(held[name]) for name in left)} of {len(groups)} training samples: {each}"
+        )
+    if clients and not names and clients != len(there):
+        raise DataError.at(
+            "partition.clients",
+            f"expected {len(there)}, as many as there are {what} ({_listed(there)}), "
+            f"got {clients}: leave it out, choose groups in partition.names, or put groups together in "
+            "partition.merge",
+        )
+    return there, tuple(notes)
+
+
+def _saved_members(
+    path: Path, names: Sequence[str], clients: int | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names in a saved partition, or client-0, client-1, ... with a note if it has none."""
+    count, there = len(restore(path)), saved_names(path)
+    if there and names and set(names) != set(there):
+        raise DataError.at(
+            "partition.names",
+            f"expected the names in {path}; asked for: {_listed(names)}; in the file: {_listed(there)}",
+        )
+    asked = clients or len(names) or count
+    if asked != count:
+        raise DataError.at("partition.file", f"{path}: holds {count} clients, expected {asked}")
+    if there:
+        return there, ()
+    there = tuple(f"client-{i}" for i in range(count))
+    given = "partition.names are" if names and tuple(names) != there else "client-0, client-1, ... are"
+    return there, (f"partition.file: {path} has no names: {given} given to its parts in order, unchecked",)
 
 
 def by_group(groups: Groups, merge: Mapping[str, Sequence[str]] | None = None) -> dict[str, Indices]:

@@ -540,6 +540,8 @@ def _slides(file: Path, n: int) -> Groups | None:
 # ------------------------------------------------------------------------------------------------- by name
 
 FASHION_MINI = Path(__file__).with_name("fashion_mini.npz")
+BOTH_HALVES = ("x_train", "y_train", "x_test", "y_test")
+"""The arrays that every dataset has."""
 
 
 def load(name: str, path: str | Path | None = None, **options: Any) -> Dataset:
@@ -598,12 +600,11 @@ def npz(path: Path, *, images: bool = True) -> Dataset:
         path: the file.
         images: False if x of shape (n, a, b) are no grey images, but sequences, for example.
     """
-    wanted = ("x_train", "y_train", "x_test", "y_test")
     content = arrays(path)
-    missing = [key for key in wanted if key not in content]
+    missing = [key for key in BOTH_HALVES if key not in content]
     if missing:
         raise DataError(f"{path}: array {missing[0]} is missing, found {', '.join(content) or 'none'}")
-    found = {key: content[key] for key in (*wanted, "group_train", "classes") if key in content}
+    found = {key: content[key] for key in (*BOTH_HALVES, "group_train", "classes") if key in content}
     return Dataset(name=path.name, images=images, **with_classes(found))
 
 
@@ -649,11 +650,10 @@ def own(name: str, path: str | Path | None, options: Mapping[str, Any]) -> Datas
         raise DataError(f"{name}({called}) failed: {type(error).__name__}: {error}") from error
     if isinstance(found, Dataset):
         return found
-    wanted = ("x_train", "y_train", "x_test", "y_test")
-    if not isinstance(found, Mapping) or any(key not in found for key in wanted):
+    if not isinstance(found, Mapping) or any(key not in found for key in BOTH_HALVES):
         got = f"one with {', '.join(map(str, found))}" if isinstance(found, Mapping) else type(found).__name__
-        raise DataError(f"{name}: expected a Dataset, or a mapping with {', '.join(wanted)}, got {got}")
-    known = (*wanted, "group_train", "classes", "images", "notes")
+        raise DataError(f"{name}: expected a Dataset, or a mapping with {', '.join(BOTH_HALVES)}, got {got}")
+    known = (*BOTH_HALVES, "group_train", "classes", "images", "notes")
     if unknown := [str(key) for key in found if key not in known]:
         raise DataError(f"{name}: unknown key {unknown[0]!r}; expected {', '.join(known)}")
     return Dataset(name=name, **with_classes(dict(found)))

@@ -36,6 +36,7 @@ CATEGORIES = 100
 """The most values of a category; a column with more is an identifier or a text."""
 EMPTY = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "null", "?"})
 """Cells that hold no value, in lower case. "none" is no such cell: it is a category in many tables."""
+LARGEST = float(np.finfo(np.float32).max)
 MARKS = {".": "point", ",": "comma"}
 CHOOSE = "data.options.decimal = '.' or ',' says which"
 
@@ -103,7 +104,8 @@ def table(
         )
     if not features:
         told = first_names(named, 12)
-        notes.append(f"{path.name}: {len(named)} columns are features (data.options.features): {told}")
+        are = "column is a feature" if len(named) == 1 else "columns are features"
+        notes.append(f"{path.name}: {len(named)} {are} (data.options.features): {told}")
     if other is not None:
         _check_columns(Path(test), other, named)
     count = len(cells[target])
@@ -138,8 +140,8 @@ def table(
     x, more = _features(rows, joined, named, train, tested, categories, missing)
     notes += [f"{path.name}: {note}" for note in more]
     if standardise:
-        spread = x[train].std(axis=0)
-        x = (x - x[train].mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+        varies = x[train].min(axis=0) < x[train].max(axis=0)  # rounding gives 0.1, 0.1, ... a deviation too
+        x = (x - x[train].mean(axis=0)) / np.where(varies, x[train].std(axis=0), 1.0)
         notes.append(f"{path.name}: features standardised over the training rows of all members")
     groups = None
     if group:
@@ -380,6 +382,13 @@ def _features(
         numbers = np.array([math.nan if gone else _number(value)
                             for value, gone in zip(values, empty, strict=True)])  # fmt: skip
         listed = name in categories if not isinstance(categories, str) else False
+        huge = (train | tested) & np.isfinite(numbers) & (np.abs(numbers) > LARGEST)
+        if huge.any() and not listed:
+            first = int(np.flatnonzero(huge)[0])
+            raise DataError(
+                f"{rows.at(first)}: {name!r} is {values[first]!r:.60}: expected at most {LARGEST:.1e}, the "
+                "largest number that a model takes"
+            )
         if listed or (~empty & ~np.isfinite(numbers)).any():
             if not listed:
                 _check_text(rows, name, values, empty, numbers, categories)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -183,14 +183,16 @@ class Facts(Standings):
         if total.coverage[place] >= 1:
             return None
         other = self._counted_otherwise
-        raw = np.array(total.raw)
-        raw[place] = other.raw[place]
-        stderr = None
-        if total.stderr is not None and other.stderr is not None:
-            stderr = np.array(total.stderr)
-            stderr[place] = other.stderr[place]
+        mixed: dict[str, Any] = {
+            field: np.array(one)  # errors and what they follow from too
+            for field in ("raw", "stderr", "blocks", "sketch")
+            if (one := getattr(total, field)) is not None and getattr(other, field) is not None
+        }
+        for field, array in mixed.items():
+            array[..., place] = getattr(other, field)[..., place]
+        raw = mixed["raw"]
         try:
-            divided = terms.divide(replace(total, values=raw, raw=raw, stderr=stderr))
+            divided = terms.divide(replace(total, values=raw, **mixed))
             other_cents: int | None = cents(payouts(divided, terms.budget)[client])
         except UndefinedShares:
             other_cents = None

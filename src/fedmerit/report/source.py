@@ -500,23 +500,30 @@ def _unscored(raw: Mapping[str, Any]) -> tuple[list[int], tuple[int, ...]]:
     return aborted_, tuple(int(one["round"]) for one in without if not one.get("aborted"))
 
 
+def _by_utility(raw: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the utilities of a run's scores.json, the paid one first, each with its part of the file."""
+    yield str(raw.get("utility")), raw
+    yield from (raw.get("companions") or {}).items()
+
+
 def _phi(raw: Mapping[str, Any]) -> dict[str, list[float | None]]:
     """Return the sum of PHI over rounds, per utility that has one, in the order of the clients."""
     found = {}
-    for utility, part in ((raw.get("utility"), raw), *(raw.get("companions") or {}).items()):
+    for utility, part in _by_utility(raw):
         values = (part.get("cumulative") or {}).get("PHI")
         if isinstance(values, list) and len(values) == len(raw.get("clients") or ()):
-            found[str(utility)] = values
+            found[utility] = values
     return found
 
 
 def _truth(raw: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """Return the values that scores are compared with, per utility that has some."""
     found = {}
-    for utility, part in ((raw.get("utility"), raw), *(raw.get("companions") or {}).items()):
+    for utility, part in _by_utility(raw):
         truth = part.get("truth")
         if truth is None:
             continue
         if not isinstance(truth, dict):
             raise FileFormatError(f"truth of {utility}: expected an object, got {type(truth).__name__}")
-        found[str(utility)] = {key: truth[key] for key in ("MR-SV", "SV") if truth.get(key) is not None}
+        found[utility] = {key: truth[key] for key in ("MR-SV", "SV") if truth.get(key) is not None}
     return found

@@ -22,7 +22,7 @@ from fedmerit.report.findings import (
 )
 from fedmerit.report.source import Source
 from fedmerit.report.text import digits_for
-from fedmerit.scoring.accumulate import Missing, ScoredRound, accumulate, number_of
+from fedmerit.scoring.accumulate import Missing, ScoredRound, accumulate, number_of, running_sums
 from fedmerit.scoring.convergence import Convergence, convergence_of
 from fedmerit.scoring.doubts import Doubt, doubts
 from fedmerit.scoring.files import scores_of
@@ -391,15 +391,12 @@ class Standings:
     @cached_property
     def courses(self) -> dict[str, tuple[float | None, ...]]:
         """Member -> its sum after each round shown, best first; empty if single rounds are unknown."""
-        rounds, missing = self.source.rounds, self.source.missing
+        rounds: Sequence[Reports] | Sequence[Scores] = self.source.rounds
         if not self.by_round:
             return {}
         if self.settled:
-            each = [one.scores for one in self.source.settled_rounds if one.scores is not None]
-            parts = (accumulate(each[:place], score="PHI", missing=missing) for place in self.shown.values())
-            told = [part.as_dict() for part in parts]
-            return {one.client: tuple(part.get(one.client) for part in told) for one in self.standings}
-        sums = [accumulate(rounds[:place], missing=missing).as_dict() for place in self.shown.values()]
+            rounds = [one.scores for one in self.source.settled_rounds if one.scores is not None]
+        sums = running_sums(rounds, self.shown.values(), missing=self.source.missing)
         return {one.client: tuple(total.get(one.client) for total in sums) for one in self.standings}
 
     @cached_property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import Any, Literal, Protocol
@@ -140,6 +140,28 @@ def accumulate(
         notes=tuple(notes),
         **sketched,
     )
+
+
+def running_sums(
+    rounds: Sequence[Reports | Scores], places: Collection[int], *, missing: Missing = "zero"
+) -> list[dict[str, float]]:
+    """Return the sums after so many rounds, by client: the values of `accumulate`, for all places at once.
+
+    Args:
+        rounds: reports, of which ALPHA is summed, or the scores of single rounds.
+        places: numbers of rounds, in ascending order.
+        missing: as in `accumulate`.
+    """
+    terms: dict[str, list[float]] = defaultdict(list)
+    found = []
+    scored = (score_of(one, "ALPHA") if isinstance(one, Reports) else one for one in rounds)
+    for count, scores in enumerate(scored, start=1):
+        for name, value in scores.as_dict().items():
+            terms[name].append(value)
+        if count in places:
+            times = {name: count / len(own) if missing == "own-mean" else 1.0 for name, own in terms.items()}
+            found.append({name: math.fsum(own) * times[name] for name, own in terms.items()})
+    return found
 
 
 def _sketched(

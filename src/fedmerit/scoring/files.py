@@ -37,19 +37,28 @@ _FIELDS = frozenset(field.name for field in fields(Reports))
 _LARGEST = 10**300
 
 
-def rounds_of_json(path: Path, text: str, utility: str | None) -> tuple[list[FileRound], tuple[str, ...]]:
-    """Return the rounds of a JSON file in its order, and the clients it lists (empty if it lists none)."""
+def rounds_of_json(
+    path: Path, text: str, utility: str | None
+) -> tuple[list[FileRound], tuple[str, ...], tuple[Note, ...]]:
+    """Return the rounds of a JSON file in its order, the clients it lists (or none), and notes on it."""
     try:
         document = json.loads(text, object_pairs_hook=_each_once)
     except json.JSONDecodeError as error:
         fail(path, f"line {error.lineno}", f"not JSON: {error.msg}")
     except RecursionError:
         raise FileFormatError(f"{path}: not reports: nested too deeply") from None
-    except ValueError as error:  # a repeated key, or a number with thousands of digits
+    except _Repeated as error:
         raise FileFormatError(f"{path}: not reports: {error}") from None
+    except ValueError:  # Python reads no whole number of more than 4,300 digits
+        raise FileFormatError(
+            f"{path}: expected numbers of ordinary size, got one of thousands of digits"
+        ) from None
     shared: dict[str, Any] = {}
     clients: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     if isinstance(document, dict) and "rounds" in document:
+        if document.get("settlement"):
+            notes = (Note("file-settled"),)
         document = _of_utility(path, document, utility)
         clients = _listed(path, document)
         shared = {"utility": document.get("utility"), "clients": list(clients)}
@@ -64,7 +73,7 @@ def rounds_of_json(path: Path, text: str, utility: str | None) -> tuple[list[Fil
         for name in (*one.given["clients"], *one.given["silent"]):
             if name not in known:
                 fail(path, one.where, f"unknown client {name!r}; the file lists {', '.join(clients)}")
-    return kept, clients
+    return kept, clients, notes
 
 
 def _of_utility(path: Path, document: dict[str, Any], utility: str | None) -> dict[str, Any]:
@@ -95,11 +104,15 @@ def _listed(path: Path, document: dict[str, Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
+class _Repeated(ValueError):
+    """One object of a JSON file has a key twice."""
+
+
 def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"{key!r} appears twice in one object")
+            raise _Repeated(f"{key!r} appears twice in one object")
         found[key] = value
     return found
 
@@ -251,18 +264,27 @@ def read_content(path: str | Path, *, utility: str | None = None, form: SheetFor
         utility: as for `read`.
         form: how a CSV file is written, as far as its owner says so.
     """
+    if not isinstance(path, str | Path):
+        raise InputError(f"expected the path of a file of reports, got {type(path).__name__}")
     path = Path(path)
-    if not path.exists():
-        raise FileFormatError(f"{path}: no such file or folder")
+    try:
+        path.stat()
+    except OSError as error:
+        gone = isinstance(error, FileNotFoundError | NotADirectoryError)
+        why = "no such file or folder" if gone else f"cannot be read: {error.strerror}"
+        raise FileFormatError(f"{path!s:.300}: {why}") from error
+    except ValueError:  # a zero byte in the name
+        raise FileFormatError(f"{str(path)!r:.300}: no such file or folder") from None
     check_form(path, form)
     clients: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
     if path.suffix.lower() == ".csv":
         rounds, notes = rounds_of_csv(path, form)
     elif path.suffix.lower() == ".json":
-        rounds, clients = rounds_of_json(path, _text(path), utility)
+        rounds, clients, notes = rounds_of_json(path, _text(path), utility)
     else:
-        raise FileFormatError(f"{path}: expected a name that ends in .csv or .json")
+        of_run = "; fedmerit.load reads a run folder" if path.is_dir() else ""
+        raise FileFormatError(f"{path}: expected a name that ends in .csv or .json{of_run}")
     if not rounds:
         raise FileFormatError(
             f"{path}: no round has reports to score; of a settled run, give the folder, whose ledger has "
@@ -282,8 +304,13 @@ def _text(path: Path) -> str:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError as error:
         raise FileFormatError(f"{path}: no such file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileFormatError(f"{path}: cannot be read as text: {error}") from error
+    except UnicodeDecodeError as error:
+        raise FileFormatError(
+            f"{path}: expected JSON in UTF-8, got byte 0x{error.object[error.start]:02x} at place "
+            f"{error.start}: save it as UTF-8"
+        ) from error
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not text.strip():
         raise FileFormatError(f"{path}: the file is empty")
     return text

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import ReportError
-from fedmerit.scoring.types import Scores, Vector, settle
+from fedmerit.scoring.types import Scores, Vector, in_order, settle
 from fedmerit.scoring.uncertainty import Matrix, compare_pairs, quantile_of, student_quantile
 from fedmerit.scoring.validate import level_of
 
@@ -236,7 +236,7 @@ def repeats(runs: Sequence[Scores]) -> Repeats:
                 raise ReportError(f"run {place}: expected {what} {expected}, as in run 1, got {came}")
         if odd := sorted(set(first.clients) ^ set(one.clients)):
             raise ReportError(f"run {place}: expected the clients of run 1, but {odd[0]!r} is in one of them")
-        made.append(_in_order(one, first.clients))
+        made.append(in_order(one, first.clients))
     return Repeats(tuple(made))
 
 
@@ -279,19 +279,6 @@ def _chi_square(probability: float, freedom: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if below(middle) < probability else (low, middle)
     return (low + high) / 2
-
-
-def _in_order(scores: Scores, clients: tuple[str, ...]) -> Scores:
-    """Return scores with the clients in this order."""
-    if scores.clients == clients:
-        return scores
-    at = [scores.clients.index(name) for name in clients]
-    moved: dict[str, npt.NDArray[np.float64]] = {}
-    for one in fields(scores):
-        value = getattr(scores, one.name)
-        if isinstance(value, np.ndarray) and one.name != "sizes":  # clients are the last axis of all others
-            moved[one.name] = value[..., at]
-    return replace(scores, clients=clients, **moved)  # type: ignore[arg-type]
 
 
 def _above(raw: Vector) -> npt.NDArray[np.bool_]:

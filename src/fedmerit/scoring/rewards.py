@@ -290,8 +290,10 @@ def shares(
     All rules but "equal" need scores with status "ok". "fair", "shrunk" and "fenced" also need something to
     divide: the positive scores must sum to more than 1e-12 and more than two standard errors. The standard
     errors of the clients with a positive score are added up, because clients share their test samples and
-    errors may point the same way. Clients state their own errors, so an error counts up to four times the
-    median of the others' errors, here and in b; a note names whose.
+    errors may point the same way. So a client whose score rises above zero brings its error with it, and that
+    alone can leave scores without shares; where there are shares, a higher score never gets less. Clients
+    state their own errors, so an error counts up to four times the median of the others' errors, here and in
+    b; a note names whose.
 
     Args:
         scores: usually ``alpha`` summed over rounds (``accumulate``).
@@ -477,6 +479,10 @@ def _why_undefined(scores: Scores, rule: Rule, formula: int) -> Note | None:
     if positive <= max(_NOTHING, noise):
         if noise > _NOTHING:
             return Note("within-errors", score=scores.score, positive=positive, noise=noise)
+        return Note("nothing-positive", score=scores.score, positive=positive)
+    if (
+        formula > 1 and not weights_of(scores).max() > 0
+    ):  # all of it is rounding, beside larger scores below 0
         return Note("nothing-positive", score=scores.score, positive=positive)
     if rule == "fenced" and weights_of(scores, rule, formula).max() <= _NOTHING:
         return Note("all-fenced", score=scores.score)

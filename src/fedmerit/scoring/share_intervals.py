@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fedmerit.errors import InputError
 from fedmerit.scoring.rewards import FORMULA, Payouts, Rule, Shares, by_rule, weights_of
 from fedmerit.scoring.shrinkage import Rows, counts_of, cut, noise_of
-from fedmerit.scoring.types import Scores, rounding
+from fedmerit.scoring.types import Scores, in_order, rounding
 from fedmerit.scoring.uncertainty import compare_pairs, pair_quantile_of, upper_quantile
 from fedmerit.scoring.validate import level_of
 
@@ -40,11 +40,11 @@ def share_intervals(
     """Return the interval of each share: what the rule would pay by scores that are free of error.
 
     Scores are drawn around those that were measured, with their covariance (without one, errors count as
-    uncorrelated), 4000 times with a fixed seed. Each drawn vector is divided by the rule as if it were exact:
-    under "shrunk" nothing is then pulled together. The interval holds the middle ``level`` of these shares,
-    and the share that is paid. Like all intervals here, it is about the test set of this run, not about
-    training. If the covariance is an estimate, from blocks (PHI) or sketches, scores are drawn further apart,
-    to fit Student's distribution.
+    uncorrelated), 4000 times with a fixed seed; the order of the clients is no matter. Each drawn vector is
+    divided by the rule as if it were exact: under "shrunk" nothing is then pulled together. The interval
+    holds the middle ``level`` of these shares, and the share that is paid. Like all intervals here, it is
+    about the test set of this run, not about training. If the covariance is an estimate, from blocks (PHI) or
+    sketches, scores are drawn further apart, to fit Student's distribution.
 
     Args:
         scores: the scores that were divided.
@@ -65,20 +65,39 @@ def share_intervals(
     >>> round(low, 2), round(high, 2)
     (0.21, 0.29)
     """
+    if not isinstance(scores, Scores) or not isinstance(divided, Shares):
+        got = f"{type(scores).__name__} and {type(divided).__name__}"
+        raise InputError(f"share_intervals takes Scores and the Shares of them, got {got}")
     noise, rule, tail = noise_of(scores), divided.rule, (1 - level_of(level)) / 2
     if divided.status != "ok" or noise is None:
         return None
     if rule == "equal":
         return {name: (share, share) for name, share in divided.items()}
+    clients, kind = scores.clients, _kinds(scores)
+    order = np.argsort(kind, kind="stable")
+    scores, kind = in_order(scores, tuple(clients[i] for i in order)), kind[order]
     drawn = _drawn(scores, seed, pair_quantile_of(scores)(tail) / upper_quantile(tail))
     rows = _divided(scores, drawn, rule, floor, cap, formula)
     rows = rows[~np.isnan(rows).any(axis=1)]
     paid = np.array([divided[name] for name in scores.clients])
     ends = np.quantile(rows, [tail, 1 - tail], axis=0) if len(rows) else np.stack([paid, paid])
+    for k, end in enumerate((np.minimum, np.maximum)):  # equal clients have one interval
+        ends[k] = end.reduceat(ends[k], np.flatnonzero(np.diff(kind, prepend=-1)))[kind]
     low = np.floor(np.minimum(ends[0], paid) * STEP + 1e-5) / STEP  # what only rounding separates from a step
     high = np.ceil(np.maximum(ends[1], paid) * STEP - 1e-5) / STEP  # is that step
     each = zip(low.tolist(), (high + 0.0).tolist(), strict=True)  # no minus zero
-    return dict(zip(scores.clients, each, strict=True))
+    found = dict(zip(scores.clients, each, strict=True))
+    return {name: found[name] for name in clients}
+
+
+def _kinds(scores: Scores) -> npt.NDArray[np.int64]:
+    """Return 0, 1, ... per client, by score and error; those who are equal in both share a number.
+
+    Scores are drawn in this order: neither the order of the clients nor their names matter then.
+    """
+    known = [scores.raw, *(one for one in (scores.stderr,) if one is not None)]
+    known += [row for many in (scores.sketch, scores.blocks) if many is not None for row in many]
+    return np.unique(np.stack(known, axis=1), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def _drawn(scores: Scores, seed: int, wider: float) -> Rows:

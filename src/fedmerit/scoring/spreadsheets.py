@@ -50,8 +50,8 @@ class SheetForm:
         if self.decimal not in (None, ".", ","):
             raise InputError(f"decimal: expected '.' or ',', got {self.decimal!r:.40}")
         try:
-            b"text".decode(self.encoding or "utf-8", "ignore")
-        except LookupError:
+            b"text".decode("utf-8" if self.encoding is None else self.encoding, "ignore")
+        except (LookupError, TypeError, ValueError):  # ValueError: codecs that are no encodings of a file
             expected = "the name of an encoding, such as utf-8, latin-1 or cp1250"
             raise InputError(f"encoding: expected {expected}, got {self.encoding!r:.40}") from None
 
@@ -152,6 +152,13 @@ _WORKBOOKS = {
     b"PK\x03\x04": "an Excel or OpenDocument workbook",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook",
     b"%PDF": "a PDF document",
+    b"PAR1": "a Parquet file",
+    b"\x1f\x8b": "a compressed file (gzip)",
+    b"\x89PNG": "a picture",
+    b"<!DOCTYPE": "a web page",
+    b"<!doctype": "a web page",
+    b"<html": "a web page",
+    b"<HTML": "a web page",
 }
 _MARKED = {
     codecs.BOM_UTF8: ("utf-8", ""),
@@ -177,7 +184,7 @@ def _bytes(path: Path) -> bytes:
     except FileNotFoundError as error:
         raise FileFormatError(f"{path}: no such file") from error
     except OSError as error:
-        raise FileFormatError(f"{path}: cannot be read as text: {error}") from error
+        raise FileFormatError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def _decoded(path: Path, data: bytes, form: SheetForm) -> tuple[str, list[Note]]:

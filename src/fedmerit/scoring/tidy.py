@@ -26,6 +26,7 @@ from fedmerit.scoring.spreadsheets import FOUND_OUT, Sheet, SheetForm, fail, loo
 from fedmerit.scoring.validate import (
     A_NUMBER,
     LARGEST,
+    LARGEST_ROUND,
     names_of,
     spelled,
     two_spellings,
@@ -75,6 +76,8 @@ def rounds_of_csv(path: Path, form: SheetForm = FOUND_OUT) -> tuple[list[FileRou
         number = _number(sheet, line, cells, "round")
         if not number.is_integer() or number < 0:
             fail(path, f"line {line}", f"round must be a whole number, 0 or more, got {cells['round']!r}")
+        if number > LARGEST_ROUND:
+            fail(path, f"line {line}", f"round must be at most {LARGEST_ROUND}, got {cells['round']!r:.40}")
         grouped.setdefault(int(number), []).append((line, cells))
     dates = dict.fromkeys(cells["client"] for _, cells in sheet.rows if looks_like_a_date(cells["client"]))
     notes = (*sheet.notes, *([Note("sheet-dates", clients=[*dates])] if dates else []))
@@ -110,7 +113,8 @@ def _round_of(sheet: Sheet, number: int, lines: Sequence[tuple[int, Mapping[str,
             fail(path, f"line {line}", f"round {number}: client {client!r} is already on line {seen[client]}")
         seen[client] = line
     reported = [(line, cells) for line, cells in lines if not _is_silent(sheet.path, number, line, cells)]
-    where = f"lines {first_line}-{lines[-1][0]}"
+    last_line = lines[-1][0]
+    where = f"line {first_line}" if last_line == first_line else f"lines {first_line}-{last_line}"
     if not reported:
         fail(path, where, f"round {number}: every client is silent")
     lines, known = reported, {cells["client"] for _, cells in reported}

@@ -8,7 +8,7 @@ never yields.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from fedmerit.scoring.validate import (
     names_of,
     round_of,
     sequence,
+    writable,
 )
 
 Vector = npt.NDArray[np.float64]
@@ -120,10 +121,10 @@ class Reports(ReadOnly):
         if len(clients) + len(silent) < 2:
             raise ReportError(f"expected at least 2 clients, got {len(clients)}")
 
-        if self.utility is not None and not isinstance(self.utility, str):
-            raise ReportError(f"utility must be a name, got {self.utility!r:.100}")
-        if self.slice is not None and not isinstance(self.slice, str):
-            raise ReportError(f"slice must be text, got {self.slice!r:.100}")
+        for name, kind in (("utility", "a name"), ("slice", "text")):
+            text = getattr(self, name)
+            if text is not None and not (isinstance(text, str) and writable(text)):
+                raise ReportError(f"{name} must be {kind}, got {text!a:.100}")
         unit = self.utility if self.utility in UNIT_UTILITIES else None
         put = Setter(self, clients, "")
         put.scalar("empty", unit=unit)
@@ -357,6 +358,20 @@ class Scores(ReadOnly):
 def _shown(scores: Scores, how: str) -> Any:
     """Return how `fedmerit.report.exports` shows scores; that room is loaded only when somebody looks."""
     return getattr(import_module("fedmerit.report.exports"), how)(scores)
+
+
+def in_order(scores: Scores, clients: tuple[str, ...]) -> Scores:
+    """Return scores with the clients in this order."""
+    if scores.clients == clients:
+        return scores
+    place = {name: i for i, name in enumerate(scores.clients)}
+    at = [place[name] for name in clients]
+    moved: dict[str, Any] = {}
+    for one in fields(scores):
+        value = getattr(scores, one.name)
+        if isinstance(value, np.ndarray) and one.name != "sizes":  # clients are the last axis of all others
+            moved[one.name] = value[..., at]
+    return replace(scores, clients=clients, **moved)
 
 
 def rounding(values: Vector) -> Vector:

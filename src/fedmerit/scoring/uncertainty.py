@@ -346,7 +346,10 @@ def compare_pairs(
     if not simultaneous:
         critical = quantile((1 - level) / 2)
     elif covariance is not None:
-        critical = max_t(checked_covariance(covariance, scores.clients), stderr, level, draws, seed)
+        order = sorted(range(scores.n), key=lambda i: (scores.raw[i], scores.clients[i]))  # not as given
+        both = np.ix_(order, order)
+        known = checked_covariance(covariance, scores.clients)
+        critical = max_t(known[both], stderr[both], level, draws, seed)
     else:
         pairs = scores.n * (scores.n - 1)
         critical = holm(lambda c: int(np.count_nonzero(better(c))), pairs, level, quantile)

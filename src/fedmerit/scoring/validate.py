@@ -150,6 +150,8 @@ UNIT = (-1e-9, 1.0 + 1e-9)
 LARGEST = 1e100
 """Largest absolute value of an input; no utility comes near it."""
 A_NUMBER = f"a finite number, at most {LARGEST:g}"
+LARGEST_ROUND = 2**31
+"""The largest number of a round, as in the setting ``training.rounds``; charts take no more than 2^53."""
 LARGEST_SCORE = 1e150
 """Largest absolute value of a score: scores may exceed inputs, but their sums and squares cannot overflow."""
 
@@ -189,6 +191,15 @@ def two_spellings(names: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
+def writable(text: str) -> bool:
+    """Return whether a text can be written: JSON can hold half a letter (a surrogate), which no file takes.
+
+    >>> writable("Köln"), writable("\\ud800")
+    (True, False)
+    """
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def look_alike(one: str, other: str) -> bool:
     """Return whether two different names look the same, so that a message must escape their letters."""
     return _seen(one) == _seen(other)
@@ -222,6 +233,8 @@ def names_of(clients: Iterable[str], n: int | None, where: str, *, counted: str 
     for name in names:
         if not isinstance(name, str) or not name.strip():
             raise ReportError(f"{where}client names must be non-empty strings, got {name!r}")
+        if not writable(name):
+            raise ReportError(f"{where}client names must be letters of Unicode, got {name!a:.100}")
     if counted and len(names) != n:
         raise ReportError(
             f"{where}{counted} has {n} values, clients has {len(names)} names: one each expected"
@@ -241,6 +254,8 @@ def round_of(given: Any, name: str = "round") -> int | None:
     whole = isinstance(given, int | float | np.integer | np.floating) and not isinstance(given, bool)
     if not whole or not given >= 0 or given != given // 1:
         raise ReportError(f"{name} must be a whole number, 0 or more, got {given!r:.100}")
+    if given > LARGEST_ROUND:
+        raise ReportError(f"{name} must be at most {LARGEST_ROUND}, got {given!r:.100}")
     return int(given)
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fedmerit.notes import labels, words
 from fedmerit.report.comparison import Comparison
 from fedmerit.report.facts import Facts
-from fedmerit.report.page.folded import HEAD, ends
 from fedmerit.report.text import spoken, worth
 from fedmerit.scoring.accumulate import number_of
 from fedmerit.scoring.types import UNIT_UTILITIES
@@ -572,3 +571,30 @@ def _members(rows: list[dict[str, Any]], facts: Facts | None = None) -> Spec:
         "labelColor": "var(--ink)",
     }
     return field("member:N", title=None, scale=_order(rows, facts), axis=axis)
+
+
+# ------------------------------------------------------ which members a long table or chart shows at once
+
+MOST = 30
+"""The most members that are all shown at once."""
+HEAD, TAIL = 15, 10
+"""Of more members: how many of the first and of the last."""
+
+Item = TypeVar("Item")
+
+
+def is_middle(place: int, count: int) -> bool:
+    """Return whether the member at a place, counted from 0, is folded.
+
+    >>> [is_middle(place, 40) for place in (14, 15, 29, 30)], is_middle(15, 30)
+    ([False, True, True, False], False)
+    """
+    return count > MOST and HEAD <= place < count - TAIL
+
+
+def ends(items: Sequence[Item], most: int | None = None) -> list[Item]:
+    """Return the items that are shown; of more than ``most``, equally many of the first and the last."""
+    if most is not None:
+        head = most - most // 2
+        return list(items) if len(items) <= most else [*items[:head], *items[len(items) - most // 2 :]]
+    return [one for place, one in enumerate(items) if not is_middle(place, len(items))]

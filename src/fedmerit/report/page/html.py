@@ -22,7 +22,7 @@ from fedmerit.heading import Heading, file_part
 from fedmerit.notes import LANGUAGES, capital, day, formatted, speaking, words
 from fedmerit.report.comparison import Comparison
 from fedmerit.report.facts import Facts
-from fedmerit.report.page import folded, money, text
+from fedmerit.report.page import money, text
 from fedmerit.report.source import pseudonymised, read_source
 from fedmerit.report.text import (
     about,
@@ -245,7 +245,7 @@ def render(facts: Facts) -> str:
             "why": money.reasons(facts),
             "decided": facts.decision is not None,
             "decidedSure": facts.spans is not None,
-            "fold": [folded.HEAD, folded.TAIL, folded.MOST],
+            "fold": [charts.HEAD, charts.TAIL, charts.MOST],
         },
         facts=facts,
         text=text,
@@ -256,16 +256,16 @@ def render(facts: Facts) -> str:
         budget=formatted(Decimal(_budget(facts)), ".2f"),
         paid=money.decided(facts) if facts.decision else money.proposed(facts, _budget(facts)),
         sure_rules=any(one.spans for one in facts.rules),
-        is_middle=folded.is_middle,
-        shown_rows=folded.HEAD + folded.TAIL,
+        is_middle=charts.is_middle,
+        shown_rows=charts.HEAD + charts.TAIL,
         about=about(facts.terms) if facts.decision else _rules(facts)[facts.rules[0].name]["about"],
         checks=[line for line in facts.source.checks if line.code != "head"],  # shown separately
-        small=folded.ends(list(facts.courses), charts.MOST_SMALL),
+        small=charts.ends(list(facts.courses), charts.MOST_SMALL),
         most_notes=MOST_NOTES,
         most_columns=MOST_COLUMNS,
         most_bars=charts.MOST_BARS,
         brackets=0 < sum(len(group) > 1 for group in facts.groups) <= charts.MOST_BRACKETS,
-        cells=len(facts.courses) <= folded.MOST and len(facts.courses) * len(facts.shown) <= MOST_CELLS,
+        cells=len(facts.courses) <= charts.MOST and len(facts.courses) * len(facts.shown) <= MOST_CELLS,
     )
 
 
@@ -505,7 +505,7 @@ def _specs(facts: Facts) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, chart in drawn.items():
         if chart is not None:
             yield name, _on_paper(chart)
-    for place, client in enumerate(folded.ends(list(facts.courses), charts.MOST_SMALL), start=1):
+    for place, client in enumerate(charts.ends(list(facts.courses), charts.MOST_SMALL), start=1):
         spec = _on_paper(charts.course(facts, rows, client))
         yield f"course-{place:02d}", {**spec, "title": client}
 

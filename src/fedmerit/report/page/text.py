@@ -15,7 +15,7 @@ from fedmerit.notes import called, capital, code_of, formatted, quoted, sentence
 from fedmerit.protocol.terms import REHEARSALS
 from fedmerit.report.facts import Facts
 from fedmerit.report.findings import RoundFacts, Standing
-from fedmerit.report.page import folded, money
+from fedmerit.report.page import charts, money
 from fedmerit.report.text import (
     about,
     apart_text,
@@ -246,7 +246,7 @@ def together(facts: Facts) -> str:
         return words("sure.all-apart")
     if len(groups) == 1:
         return words("sure.one-group", clients=groups[0])
-    if len(groups) > MOST_GROUPS or facts.total.n > folded.MOST:
+    if len(groups) > MOST_GROUPS or facts.total.n > charts.MOST:
         n, alike = facts.total.n, sum(map(len, facts.alike.values())) // 2
         return words("sure.many-groups", alike=alike, pairs=n * (n - 1) // 2)
     lettered = zip(string.ascii_lowercase, facts.groups, strict=False)
