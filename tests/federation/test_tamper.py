@@ -23,6 +23,7 @@ from fedmerit.identity import SERVER, canonical, content, exact
 from fedmerit.ledger.chain import Copy, Ledger, exported, verify_chain
 from fedmerit.ledger.head_log import check_kept, places_of
 from fedmerit.simulation.run import run
+from fedmerit.storage.run_folder import leftovers
 from fedmerit.verify import verify_copy, verify_folder
 from ledgers import Keys
 from raising import raises
@@ -404,6 +405,50 @@ def test_killed_between_any_two_statements_nothing_acknowledged_is_lost_and_noth
         (written,) = batches(path).values()
         assert written == list(range(len(written)))
         assert acknowledged <= len(written) <= acknowledged + 1
+
+
+KILLED = """
+import os, signal, sqlite3, sys
+from fedmerit.ledger.chain import Ledger
+left = int(sys.argv[2])
+
+class Connection(sqlite3.Connection):
+    def execute(self, *arguments):
+        global left
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+        return super().execute(*arguments)
+
+connect = sqlite3.connect
+sqlite3.connect = lambda *arguments, **options: connect(*arguments, factory=Connection, **options)
+Ledger(sys.argv[1]).close()
+"""
+
+
+@pytest.mark.parametrize("statements", range(8))
+def test_killed_while_a_ledger_is_made_there_is_none_or_a_whole_one(tmp_path, statements):
+    path = tmp_path / "ledger.sqlite"
+    done = subprocess.run([sys.executable, "-c", KILLED, path, str(statements)], check=False)
+    assert done.returncode == (-signal.SIGKILL if statements < 6 else 0)
+    if path.exists():
+        with Ledger(path, read_only=True) as ledger:
+            assert len(ledger) == 0
+    assert {item.name for item in tmp_path.iterdir()} - {path.name} <= {
+        item.name for item in (*leftovers(tmp_path), *tmp_path.glob("ledger.sqlite-*"))
+    }
+    with Ledger(path) as ledger:
+        assert len(ledger) == 0
+
+
+def test_a_ledger_is_also_made_where_files_have_one_name_only(tmp_path, monkeypatch):
+    def refused(*_):
+        raise PermissionError("no hard links")
+
+    monkeypatch.setattr("os.link", refused)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        assert len(ledger) == 0
+    assert [item.name for item in tmp_path.iterdir()] == ["ledger.sqlite"]
 
 
 def test_a_full_disk_refuses_the_record_and_keeps_all_before_it(tmp_path):

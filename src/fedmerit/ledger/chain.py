@@ -23,9 +23,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,6 +42,10 @@ from fedmerit.identity import number as number
 START = bytes(32)
 WAIT = 5.0
 """Seconds to wait while another process is writing."""
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS records (seq INTEGER PRIMARY KEY, author TEXT NOT NULL, kind TEXT NOT NULL, "
+    "body BLOB NOT NULL, digest BLOB NOT NULL, signature BLOB NOT NULL, seal BLOB NOT NULL)"
+)
 _CELLS = "seq, author, kind, body, digest, signature, seal"
 _END = "pragma_user_version, pragma_application_id"
 _ENDS = "user_version, application_id"
@@ -90,6 +96,21 @@ class Records(Protocol):
     def __len__(self) -> int: ...
 
 
+def _create(path: Path) -> None:
+    """Make an empty ledger in one step: whoever is killed meanwhile leaves none, and not half of one.
+
+    If another process was quicker, its ledger counts. Where files have one name only, nothing is made.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with suppress(OSError, sqlite3.Error):
+        with closing(sqlite3.connect(temporary)) as made:
+            made.execute("PRAGMA journal_mode=MEMORY")  # without a second file
+            made.execute(_TABLE)
+        os.link(temporary, path)
+    with suppress(OSError):
+        temporary.unlink(missing_ok=True)
+
+
 class Ledger:
     """The records of one run. Use it as a context manager, and write inside :meth:`transaction`."""
 
@@ -99,6 +120,8 @@ class Ledger:
             folder = self.path.parent
             missing = f" holds no run: no {self.path.name}" if folder.is_dir() else ": no such folder"
             raise LedgerError(f"{folder}{missing}")
+        if not read_only and not self.path.exists():
+            _create(self.path)
         address = self.path.absolute().as_uri()
         if read_only:  # without a log nobody is writing: read the file alone, even on read-only media
             log = self.path.with_name(self.path.name + "-wal")
@@ -111,11 +134,7 @@ class Ledger:
             if not read_only:
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.execute("PRAGMA synchronous=FULL")
-                self._db.execute(
-                    "CREATE TABLE IF NOT EXISTS records (seq INTEGER PRIMARY KEY, author TEXT NOT NULL, "
-                    "kind TEXT NOT NULL, body BLOB NOT NULL, digest BLOB NOT NULL, signature BLOB NOT NULL, "
-                    "seal BLOB NOT NULL)"
-                )
+                self._db.execute(_TABLE)
             self._db.execute("SELECT count(*) FROM records")
         except sqlite3.Error as error:
             self._db.close()
