@@ -727,6 +727,18 @@ def test_progress_on_a_terminal_shows_bars_and_takes_names_as_they_are():
     assert re.search(r"rounds .*━.* \S*1/2", text)
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("settles", [False, True])
+def test_after_the_last_round_progress_says_that_the_settlement_follows(terminal, settles):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=100, highlight=False)
+    with watching(console, settles=settles) as watch:
+        watch(Progress("round", 1, 2, done=1, total=2, text="3 members summed"))
+        assert "settlement follows" not in out.getvalue()
+        watch(Progress("round", 2, 2, done=2, total=2, text="3 members summed"))
+    assert ("settlement follows" in out.getvalue()) is settles
+
+
 def test_a_finished_run_is_verified_scored_and_paid(fedmerit, run_folder):
     folder, _ = run_folder
     code, out, _ = fedmerit("verify", folder)

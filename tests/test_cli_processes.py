@@ -207,6 +207,8 @@ def test_a_doctor_looks_at_the_machine(fedmerit, tmp_path, monkeypatch):
     assert re.search(r"^(GPU: .+|no GPU that PyTorch can use); \d+ CPU cores?$", out, re.MULTILINE)
     assert re.search(r"^clock: \d{4}-\d\d-\d\d \d\d:\d\d UTC$", out, re.MULTILINE)
     assert re.search(r"^disk: [\d,]+\.\d GiB free\nthis machine: in order$", out, re.MULTILINE)
+    missing = tmp_path / "missing"
+    assert fedmerit("doctor", missing) == (2, "", f"error: {missing}: no such file or folder\n")
     code, _, err = fedmerit("doctor", "--ledger", tmp_path)
     assert (code, err) == (2, "error: --ledger: expected a member's private key too\n")
 

@@ -180,6 +180,8 @@ def test_reported_scores_stand_beside_settled_ones(both):
     assert "PHI summed over 3 rounds" in told
     for name in ("phi", "alpha", "LOO", "FP", "EE"):
         assert f" {name} " in told
+    assert "alpha: what members reported, on another part of the test set" in told
+    assert "alpha: what members reported" not in said("score", both.folder, "--score", "ALPHA")
     assert "ALPHA summed over 3 rounds" in said("score", both.folder, "--score", "ALPHA")
     facts = Facts(read_source(both.folder))
     assert facts.settled

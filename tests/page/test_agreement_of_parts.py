@@ -116,7 +116,11 @@ def test_a_liar_is_named_in_its_reason_and_its_statement(tmp_path):
     said = as_markdown(facts, LIAR)
     assert "Your contribution, as the masks of the run prove it (PHI)" in said
     assert "as you stated it" not in said
-    assert "as you stated it" in as_markdown(facts, "client-0")
+    assert "you made a statement. It was not true throughout" in said
+    assert "you stated what it is worth" not in said
+    other = as_markdown(facts, "client-0")
+    assert "as you stated it" in other
+    assert "your update was in the sum, and you stated what it is worth." in other
 
 
 def test_the_opening_says_which_rounds_were_aborted(tmp_path):

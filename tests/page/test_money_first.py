@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from decimal import Decimal
 from html import unescape
 
@@ -20,7 +21,7 @@ from fedmerit.report.page import money, text
 from fedmerit.report.page.charts import MOST, ends
 from fedmerit.report.page.html import facts_of, page, page_path
 from fedmerit.report.statement import as_dict, as_html, as_markdown, facts_as_decided
-from fedmerit.report.text import money_text
+from fedmerit.report.text import money_text, sure_share_text
 from fedmerit.scoring import share_intervals
 from fedmerit.scoring.amounts import amount_of
 from fedmerit.scoring.files import as_csv, document
@@ -66,6 +67,35 @@ def test_title_opening_and_first_part_are_about_money(folder):
     facts = facts_of(folder)
     for line in money.decided(facts).lines:
         assert f"{line.client} {line.amount} {line.amount_span} {line.share} {line.why}" in said
+
+
+def test_the_opening_says_how_many_are_not_apart_from_the_best_paid(folder):
+    made, _ = decide(folder)
+    best, facts = max(made.paid, key=made.paid.get), facts_of(folder)
+    assert not facts.decided_apart  # that sentence would say more
+    assert not facts.alike[best]
+    said = f"{best} is statistically indistinguishable from two other members."
+    assert said not in text.opening(facts)
+    facts.__dict__["alike"] = {best: ("Bridge", "Elm")}
+    assert said in text.opening(facts)
+    decide(folder, rule="equal")
+    equal = facts_of(folder)
+    equal.__dict__["alike"] = {best: ("Bridge", "Elm")}
+    assert said not in text.opening(equal)
+
+
+@pytest.mark.parametrize(
+    ("share", "interval", "said"),
+    [
+        (0.207, (0.201, 0.219), "20.7% (20-22%)"),
+        (0.1663, (0.1651, 0.1675), "16.6% (16.5-16.8%)"),  # not 16.6% (17-17%)
+        (0.0, (0.0, 0.0), "0.0% (0-0%)"),
+        (0.25, None, "25.0%"),
+    ],
+)
+def test_a_share_lies_within_the_interval_beside_it(folder, share, interval, said):
+    standing = replace(facts_of(folder).standings[0], share=share, share_interval=interval)
+    assert sure_share_text(standing) == said
 
 
 def test_every_member_has_one_reason(folder):

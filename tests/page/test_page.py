@@ -369,6 +369,11 @@ def test_the_command_overwrites_only_pages(tmp_path):
     target.write_text(f"<footer>{OURS[1]}0.1.0.</p></footer>")  # as an earlier version wrote it
     assert CliRunner().invoke(app, ["page", str(path), "--out", str(target)]).exit_code == 0
     assert OURS[0] in target.read_text(encoding="utf-8")
+    for name in ("page.pdf", "page"):
+        other = tmp_path / name
+        refused = CliRunner().invoke(app, ["page", str(path), "--out", str(other), "--force"]).exception
+        assert str(refused) == f"{other}: a page is HTML: expected a name that ends in .html"
+        assert not other.exists()
     lost = tmp_path / "gone" / "x.html"
     refused = CliRunner().invoke(app, ["page", str(path), "--out", str(lost)]).exception
     assert str(refused) == f"{lost}: could not be written: there is no folder {lost.parent}"

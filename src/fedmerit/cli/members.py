@@ -262,6 +262,8 @@ def doctor(
         if ledger is not None:
             fail("--ledger: expected a member's private key too")
         found = list(examine_machine(Path.cwd()))
+    elif not source.exists():
+        fail(f"{source}: no such file or folder")
     else:
         found = list(examine_folder(source) if source.is_dir() else examine(source))
     if source is not None and ledger is not None and not source.is_dir():

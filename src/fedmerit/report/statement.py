@@ -374,6 +374,8 @@ def _doubts(decision: Decision, marks: Mapping[str, str]) -> Iterator[str]:
 def _did(facts: Facts, client: str) -> Iterator[str]:
     counted = len(facts.rounds_of(client, "counted"))
     code = "statement.counted-settled" if facts.settled else "statement.counted"
+    if facts.settled and client in own_settlement(facts, client)["named"]:
+        code = "statement.counted-named"
     yield words(code, counted=counted, possible=len(facts.happened[client]))
     for status in STATUSES[1:]:
         if rounds := facts.rounds_of(client, status):

@@ -85,6 +85,8 @@ def _findings(facts: Facts) -> Iterator[str]:
             yield words("terminal.caption-unit", name=unit["name"], low=unit["low"], high=unit["high"])
     else:
         yield words("terminal.caption", score=total.score, rounds=total.rounds, gain=gain, summed=summed)
+    if facts.settled and facts.source.rounds:
+        yield words("terminal.beside")
     for span in facts.source.spans:
         path, first, last = span.name, span.before + 1, span.before + span.count
         if span.count > 1:
@@ -365,13 +367,29 @@ COUNTED = ("measure", "page")
 
 
 @contextmanager
-def watching(console: Console) -> Iterator[Watch]:
-    """Yield a watch for the engine that shows progress on the console."""
+def watching(console: Console, *, settles: bool = False) -> Iterator[Watch]:
+    """Yield a watch for the engine that shows progress on the console.
+
+    Args:
+        console: where it is shown.
+        settles: whether a settlement follows the last round, which is then said.
+    """
     if not console.is_terminal:
-        yield _lines(console)
+        yield _then_settles(_lines(console), console) if settles else _lines(console)
         return
     with Progress(*COLUMNS, console=console, transient=True) as bars:
-        yield _bars(bars)
+        yield _then_settles(_bars(bars), bars.console) if settles else _bars(bars)
+
+
+def _then_settles(inner: Watch, console: Console) -> Watch:
+    """Return a watch that also says, after the last round, that the settlement follows."""
+
+    def watch(step: Step) -> None:
+        inner(step)
+        if step.stage == "round" and step.round == step.rounds:
+            console.print(words("terminal.settling"))
+
+    return watch
 
 
 @contextmanager

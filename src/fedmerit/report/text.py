@@ -138,10 +138,12 @@ def amounts_text(span: tuple[Decimal, Decimal] | None) -> str:
 
 
 def sure_share_text(one: Standing) -> str:
-    """Return a member's share, with its interval if it has one."""
+    """Return a member's share, with its interval if it has one: in whole percent if these hold the share."""
     if one.share is None or one.share_interval is None:
         return share_text(one.share)
-    return f"{share_text(one.share)} ({span_text(one.share_interval, 0)})"
+    low, high = (round(100 * end) for end in one.share_interval)
+    digits = 0 if low <= round(100 * one.share, 1) <= high else 1
+    return f"{share_text(one.share)} ({span_text(one.share_interval, digits)})"
 
 
 def apart_text(apart: PaidApart, divided: Mapping[str, float], names: Mapping[str, str] | None = None) -> str:

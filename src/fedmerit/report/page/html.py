@@ -150,7 +150,9 @@ def _ours(page: str) -> bool:
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """Raise `StoreError` if the folder is missing, or if the file exists and is not one of our pages."""
+    """Raise `StoreError` if the name is not one of HTML, the folder is missing, or the file is not ours."""
+    if path.suffix.lower() not in (".html", ".htm") and not path.is_dir():
+        raise StoreError(f"{path}: a page is HTML: expected a name that ends in .html")
     if not path.parent.is_dir():
         raise StoreError(f"{path}: could not be written: there is no folder {path.parent}")
     if path.exists() and not force and not _ours(path.read_text(encoding="utf-8", errors="replace")):

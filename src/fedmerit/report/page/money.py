@@ -65,7 +65,7 @@ def _without_score(facts: Facts, one: Decision) -> list[str]:
 
 
 def sure(facts: Facts, one: Decision) -> Iterator[str]:
-    """Yield how sure the amounts are: the interval of the largest one, and ties that are paid apart."""
+    """Yield how sure the amounts are: the interval of the largest one, and ties, paid apart or not."""
     names, spans, currency = facts.source.names, facts.spans, facts.source.heading.currency
     if spans is None:
         yield words("money.unsure")
@@ -75,6 +75,10 @@ def sure(facts: Facts, one: Decision) -> Iterator[str]:
     yield words("money.span", client=names[best], low=low, high=high)
     if apart := facts.decided_apart:
         yield apart_text(apart, one.shares, names)
+        return
+    by_contribution = facts.terms.rule != "equal" and not (facts.other_basis or facts.other_runs)
+    if by_contribution and (alike := facts.alike.get(names[best])):
+        yield words("money.alike", client=names[best], others=len(alike))
 
 
 def worse(facts: Facts) -> str:
