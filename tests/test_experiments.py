@@ -477,6 +477,19 @@ def test_the_documents_answer_as_the_findings_do():
     assert answers(ROOT / "docs" / "findings.md") == found
 
 
+def test_the_documents_have_the_numbers_of_the_findings():
+    found = "".join(
+        (HERE / file).read_text(encoding="utf-8") for file in ("FINDINGS.md", "tables/retrained.md")
+    )
+    choosing = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    worth = choosing.split("## What each criterion is worth")[1].split("\n## ")[0]
+    phi = (ROOT / "docs" / "scores" / "phi.md").read_text(encoding="utf-8")
+    said = re.findall(r"-?\d\.\d\d+", worth)
+    said += re.findall(r"\d\.\d\d ± \d\.\d\d|\d\.\d\d to \d\.\d\d of the gain|\d of \d runs", phi)
+    assert len(said) > 40
+    assert [one for one in said if one not in found] == []
+
+
 @pytest.mark.parametrize("total", [1, 3, 5, 10])
 def test_counts_have_exact_intervals(total):
     from measures import interval, intervals
