@@ -292,6 +292,11 @@ def utilities(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     facts["utility table"] = lines(head, body)
     crossed = {u: np.array(spearman(games, "ALPHA sum", u, "SV", "accuracy")) for u in TITLES}
     steps = {u: crossed[u] - crossed["accuracy"] for u in TITLES}
+    rounds = [cell for dataset in BOTH for cell in evidence.cells("tab-error", dataset)]
+    either = [np.array(spearman(rounds, "ALPHA sum", u, "MR-SV", "accuracy")) for u in PAIR]
+    claims["as a substitute for accuracy the expected accuracy is poor by MR-SV"] = (
+        either[0].mean() < either[1].mean() and student(either[0] - either[1]) < CHANCE
+    )
     facts["crossed interval"] = interval_of_mean(steps["expected-accuracy"])
     claims["expected accuracy tracks accuracy's retrained value no worse than accuracy does"] = (
         bounds(steps["expected-accuracy"])[0] > -MARGIN

@@ -75,6 +75,9 @@ def agreement_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: P
         ]
         yield title
         yield ""
+        if truth == "SV":
+            yield "Rows have 6 members unless they say otherwise; the paper has 9."
+            yield ""
         yield from put(heads_beside(truth), body)
 
 

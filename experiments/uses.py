@@ -49,12 +49,16 @@ CHEAT = Path(__file__).resolve().parent / "results" / "other" / "train-on-test.j
 def flipper(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     """Cross-entropy and the label flipper."""
     cells = evidence.cells("fig-misbeh", "cifar10")
-    last, always = {}, []
+    last, always, mrsv = {}, [], {}
     for utility in TITLES:
         found = detected(cells, utility, LAST)
-        last[utility] = found["ALPHA sum"][0]
+        last[utility], mrsv[utility] = found["ALPHA sum"][0], found["MR-SV"][0]
         always += [found[score][0] == len(cells) for score in ("COS sum", "ALPHA sum, renormalised")]
     facts["flipper missed"] = f"{last['neg-loss']} of {len(cells)}"
+    facts["flipper MR-SV"] = f"{mrsv['neg-loss']} of {len(cells)}"
+    claims["with cross-entropy alone MR-SV misses most flippers"] = mrsv.pop("neg-loss") < len(
+        cells
+    ) / 2 and min(mrsv.values()) == len(cells)
     facts["flipper found"] = f"{len(cells)} of {len(cells)}"
     facts["flipper runs"] = str(len(cells))
     said = evidence.paper["detection"]["values"]
@@ -241,6 +245,7 @@ def lies(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     known = json.loads(CHEAT.read_text(encoding="utf-8"))["shares"]
     gained = {key: mean(values) for key, values in known.items()}
     facts |= {f"cheat {key}": text(value, ".1%") for key, value in gained.items()}
+    facts["cheat seeds"] = str(min(map(len, known.values())))
     fixed = gained["fixed, cheating"] / gained["fixed, honest"]
     fresh = gained["per-round, cheating"] / gained["per-round, honest"]
     claims["training on the test set pays with a fixed pool only"] = fixed > 1.5 and fresh < 1.25
