@@ -357,7 +357,8 @@ def phi_game_section(
             along, ours, steps = phi_beside_alpha(cells, *way)
             line = [title, seeds(cells), says, spread(along), spread(ours)]
             told = _ahead(steps)[:2] if len(steps) > 1 else ["", ""]
-            body.append([*line, *told, interval_of_mean(steps) if settled(steps).any() else ""])
+            differ = len(steps) > 1 and settled(steps).any()
+            body.append([*line, *told, interval_of_mean(steps) if differ else ""])
     yield "The runs repeat those of [tab-error-game](tab-error-game.md): the same members with the same data"
     yield "and the same first model, trained once more, so that PHI and alpha are of one run. The"
     yield "retrained value is that of the runs they repeat. PHI of accuracy is that of sharpened accuracy."
