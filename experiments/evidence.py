@@ -22,6 +22,10 @@ TITLES = {
 PAIR = ("expected-accuracy", "accuracy")
 BOTH = {"cifar10": "CIFAR-10", "brain_mri": "Brain-MRI"}
 OURS = "summed alpha (ours)"
+CHANCE = 0.05
+"""A difference with a smaller p-value is called beyond chance."""
+MARGIN = 0.05
+"""Scores are as close as each other if the 95 % interval of the mean difference lies within it."""
 LAST = 10**6
 """A round beyond all: the last one of a run."""
 Facts = dict[str, Any]

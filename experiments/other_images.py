@@ -26,10 +26,10 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import numpy as np  # noqa: E402
 from cells import RESULTS, Result, Row, datasets, write_json  # noqa: E402
-from evidence import PAIR, TITLES, Claims, Evidence, Facts, agree  # noqa: E402
+from evidence import CHANCE, MARGIN, PAIR, TITLES, Claims, Evidence, Facts, agree  # noqa: E402
 from grid import mean, settled, text  # noqa: E402
 from measures import seeds, spread  # noqa: E402
-from retrained import standard_error, student  # noqa: E402
+from retrained import bounds, standard_error, student  # noqa: E402
 from sections import Lines, done, table  # noqa: E402
 
 RAW = RESULTS / "other" / "other-images.json"
@@ -115,10 +115,11 @@ def other_images(evidence: Evidence, facts: Facts, claims: Claims) -> None:
         mean(same) > mean(other) for (_, own, of), (same, other) in found.items() if own == of
     )
     claims["for the expected accuracy alpha and PHI carry over to other images as MR-SV does"] = all(
-        abs(mean(behind(score, expected).tolist())) < CLOSE for score in ("ALPHA sum", "PHI sum")
+        abs(mean(steps.tolist())) < CLOSE and -MARGIN < bounds(steps)[0] < bounds(steps)[1] < MARGIN
+        for steps in (behind(score, expected) for score in ("ALPHA sum", "PHI sum"))
     )
     claims["for accuracy alpha and PHI are not behind MR-SV on other images beyond chance"] = all(
-        student(behind(score, right)) > 0.05 for score in ("ALPHA sum", "PHI sum")
+        student(behind(score, right)) > CHANCE for score in ("ALPHA sum", "PHI sum")
     )
     claims["on other images too alpha of the expected accuracy is no stand-in for accuracy's"] = mean(
         found["ALPHA sum", expected, right][1]

@@ -92,6 +92,7 @@ def rules_section(results: Mapping[str, Result]) -> Iterator[str]:
     yield ""
     yield "Members of all runs in which nobody cheats and no label is wrong, by summed alpha of the expected"
     yield "accuracy: how many get less by `fenced` than by `fair`, because they reach its limit; and how"
-    yield "many a limit of twice the mean of the others would hold back."
+    yield "many a limit of twice the mean of the others would hold back. Members of runs that repeat others"
+    yield "count in each."
     yield ""
     yield from held_back(results)

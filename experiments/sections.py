@@ -81,6 +81,32 @@ def near(cells: Sequence[Result], results: Mapping[str, Result], row: Row, score
     return " / ".join(one or NOT_MEASURED for one in each) + mark if any(each) else NOT_MEASURED
 
 
+def shown_beside(truth: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The scores that a first table shows with their headings: of the paper, and of ours."""
+    ours = {"FP": "ours: FP", "ALPHA sum": "alpha summed", "PHI sum": "PHI, settled", "MERIT": "MERIT"}
+    if truth == "MR-SV":
+        return {"FP": "the paper: FP"}, ours
+    ours |= {"ALPHA sum, renormalised": "alpha summed, renormalised game"}
+    ours |= {"MR-SV": "MR-SV", "MR-SV, renormalised": "MR-SV, renormalised game"}
+    return {"MR-SV": "the paper: MR-SV", "FP": "the paper: FP"}, ours
+
+
+def heads_beside(truth: str) -> list[str]:
+    """The headings of `numbers_beside`."""
+    theirs, ours = shown_beside(truth)
+    return [*theirs.values(), *ours.values()]
+
+
+def numbers_beside(
+    row: Row, cells: Sequence[Result], results: Mapping[str, Result], paper: Mapping[str, Any]
+) -> list[str]:
+    """Spearman with the table's truth: the paper's and ours."""
+    theirs, ours = shown_beside(truth_of(row))
+    said = numbers(paper, row, "spearman")
+    each = [near(cells, results, row, score) for score in ours]
+    return [*(said.get(score, NOT_MEASURED) for score in theirs), *each]
+
+
 def title_of(row: Row) -> str:
     """The data of a row, and what is special about it."""
     return datasets()[row.dataset]["short"] + (f", {row.row}" if row.row else "")
@@ -88,19 +114,14 @@ def title_of(row: Row) -> str:
 
 def beside(rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, Any]) -> Lines:
     """One line a row: the paper's FP, and ours by FP, summed alpha, PHI and MERIT."""
-    scores_ = ["FP", "ALPHA sum", "PHI sum", "MERIT"]
-    heads = ["ours: FP", "alpha summed", "PHI, settled", "MERIT"]
-    if any(truth_of(row) == "SV" for row in rows):
-        scores_, heads = [*scores_, "ALPHA sum, renormalised"], [*heads, "alpha summed, renormalised game"]
-    body = []
-    for row in rows:
-        if cells := done(row, results):
-            theirs = numbers(paper, row, "spearman").get("FP", NOT_MEASURED)
-            each = [near(cells, results, row, score) for score in scores_]
-            body.append([title_of(row), seeds(cells), theirs, *each])
+    body = [
+        [title_of(row), seeds(cells), *numbers_beside(row, cells, results, paper)]
+        for row in rows
+        if (cells := done(row, results))
+    ]
     yield "**Spearman with the table's truth**, of accuracy / of expected accuracy"
     yield ""
-    yield from table(["row", "seeds", "the paper: FP", *heads], body)
+    yield from table(["row", "seeds", *heads_beside(truth_of(rows[0]))], body)
     yield MARKS
     yield ""
 

@@ -82,8 +82,12 @@ Other differences from the paper:
 - **Networks.** ResNets have group normalisation and no pretrained weights. The batch size is our choice; the
   paper names none.
 - **"±".** The paper states what it calls the variance over 10 runs. We state the standard deviation.
-- **COS.** The paper's is the cosine of two models, nearly the same for all members in its `fig:illustrate`.
-  Ours, in the same line of a table, is the cosine of updates, summed over the rounds.
+- **MR-SV.** The paper refers to Algorithm 2 of Song et al. (2019), who renormalise a coalition's weights.
+  Its own scores are of the models M0 + U_i and M - U_i, which are not renormalised. It does not say of which
+  game its MR-SV is. Here it is of the additive one, as the scores are, unless a row says "renormalised".
+- **COS.** The paper's formula is the cosine of two models, nearly the same for all members in its
+  `fig:illustrate`; its text speaks of gradients. Ours, in the same line of a table, is the cosine of updates,
+  summed over the rounds.
 - **Utility.** The paper does not name the utility behind its tables and its detection rates, and draws the
   negative loss in one figure. We give accuracy and expected accuracy here, and every utility in the tables.
 

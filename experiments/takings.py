@@ -130,10 +130,12 @@ def flip_section(
 
 def cheats(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     """What FINDINGS.md says of both."""
-    share = {}
+    share, counts = {}, set()
     for row in evidence.rows:
         if row.experiment == "tab-cheat" and (cells := done(row, evidence.results)):
             share[row.dataset, row.row] = shares_taken(row, cells)
+            counts.add(len(cells))
+    facts["told seeds"] = " to ".join(map(str, sorted({min(counts), max(counts)})))
     plain = "told the pool, length x 1"
     facts["told"] = " and ".join(
         f"{between(share[dataset, plain]['PHI sum'], '.0%')} on {datasets()[dataset]['short']}"

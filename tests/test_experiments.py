@@ -446,6 +446,50 @@ def test_a_sign_test_counts_better_and_worse_runs_only():
     assert sign_test(np.zeros(3)) == 1.0
 
 
+def test_phi_and_alpha_are_compared_in_runs_that_have_both(monkeypatch):
+    import retrained
+
+    known = {
+        ("expected-accuracy", "accuracy"): {"PHI sum": {"a": 0.5, "b": 0.5, "c": 0.9}},
+        ("accuracy", "accuracy"): {"ALPHA sum": {"a": 0.25, "b": 0.5, "d": 0.1}},
+    }
+    monkeypatch.setattr(retrained, "against_truth", lambda _cells, own, against: known[own, against])
+    along, ours, steps = retrained.phi_beside_alpha([], "expected-accuracy", "accuracy", "accuracy")
+    assert (along, ours, steps.tolist()) == ([0.5, 0.5], [0.25, 0.5], [0.25, 0.0])
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-12])
+def test_runs_that_do_not_differ_are_no_evidence(size):
+    from retrained import student, verdict
+
+    assert student(np.array([size, -size, size])) == 1.0
+    assert verdict(np.full(4, size)) == "not beyond chance (p = 1.000)"
+    assert verdict(np.array([0.5, 0.51, 0.49])) == "beyond chance (p = 0.000)"
+
+
+def test_the_documents_answer_as_the_findings_do():
+    def answers(file):
+        listed = re.findall(r"^\d\. (.*?)\n(?=   - |\d\. |\n)", file.read_text(encoding="utf-8"), re.S | re.M)
+        return [" ".join(one.split()) for one in listed]
+
+    found = answers(HERE / "FINDINGS.md")
+    assert len(found) == 9
+    assert answers(ROOT / "docs" / "findings.md") == found
+
+
+def test_the_documents_have_the_numbers_of_the_findings():
+    found = "".join(
+        (HERE / file).read_text(encoding="utf-8") for file in ("FINDINGS.md", "tables/retrained.md")
+    )
+    choosing = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    worth = choosing.split("## What each criterion is worth")[1].split("\n## ")[0]
+    phi = (ROOT / "docs" / "scores" / "phi.md").read_text(encoding="utf-8")
+    said = re.findall(r"-?\d\.\d\d+", worth)
+    said += re.findall(r"\d\.\d\d ± \d\.\d\d|\d\.\d\d to \d\.\d\d of the gain|\d of \d runs", phi)
+    assert len(said) > 40
+    assert [one for one in said if one not in found] == []
+
+
 @pytest.mark.parametrize("total", [1, 3, 5, 10])
 def test_counts_have_exact_intervals(total):
     from measures import interval, intervals
