@@ -8,8 +8,10 @@ import time
 
 import pytest
 
+from fedmerit.errors import LedgerError
 from fedmerit.identity import canonical, content
 from fedmerit.ledger.decisions import Terms
+from fedmerit.protocol.clearing import Clearing
 from fedmerit.protocol.messages import pack, unpack
 from fedmerit.protocol.settlement import agreement
 from fedmerit.verify import record_decision
@@ -397,3 +399,62 @@ def test_a_window_that_was_opened_stays_when_another_server_goes_on(tmp_path, mo
     assert again(federation).closes == before["closes"]
     assert len(bodies(federation, "settled")) == 1
     assert federation.verified()
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_a_settlement_that_was_closed_and_paid_by_stays_closed_when_another_server_goes_on(tmp_path, back):
+    """Who comes back after the window states no more; what was paid stands."""
+    federation = settled(tmp_path)
+    federation.reaches = lambda name, ask: (name, ask.exchange) != (AWAY, "state")
+    dies(federation, "settle", answered=2)
+    with federation.taken_up():  # as `fedmerit settle close` does
+        made = Clearing(federation.coordinator, federation.gradient, federation.archive)
+        closed = made.close(bodies(federation, "settled")[0][1]["closes"] + 1)
+    record_decision(federation.folder, Terms("10.00", "fit", "shrunk", "PHI"))
+    if back:
+        federation.reaches = lambda name, ask: True
+    before = len(federation.passed)
+    found = again(federation)
+    asked = {one.ask.exchange for one in federation.passed[before:]}
+    assert (found.final, found.missing) == (True, (AWAY,))
+    assert canonical(found.body()) == canonical(closed.body())
+    assert asked == {"join", "open", "settle", "close"}
+    assert [body["final"] for _, body in bodies(federation, "settled")] == [False, True]
+    assert len(bodies(federation, "statement")) == 3
+    assert len(bodies(federation, "end")) == 1
+    assert "settlement: 0 of 2 equations hold" in federation.verified()
+
+
+# -------------------------------------------------------------------------------- why it was not settled
+
+
+@pytest.mark.parametrize(
+    ("exchange", "body", "words"),
+    [
+        ("share", {"settlement": None, "why": "bad luck"}, "gives a reason that there is not: 'bad luck'"),
+        ("share", {"settlement": None, "why": ["not-last"]}, "gives a reason that there is not"),
+        ("share", {"settlement": None, "why": "not-agreed"}, "gives a reason that there is not"),
+        ("share", {"settlement": "0" * 64, "why": "not-last"}, "belongs to no manifest"),
+        ("agreed", {"settlement": None, "why": "not-agreed"}, "belongs to no manifest"),
+        ("agreed", {"why": "no-gain"}, "gives a reason that there is not: 'no-gain'"),
+        ("state", {"why": "not-agreed"}, "too few members signed, and enough of them did"),
+    ],
+)
+def test_a_false_reason_why_a_run_was_not_settled_is_refused(tmp_path, exchange, body, words):
+    federation = dies(settled(tmp_path), exchange, answered=1)
+    with federation.taken_up():
+        opened = [manifest["settlement"] for _, manifest in bodies(federation, "opening")]
+        federation.coordinator.recorder.state("unsettled", {"settlement": (*opened, None)[0], **body})
+    with pytest.raises(LedgerError, match=words) as caught:
+        federation.verified()
+    assert "(unsettled by server)" in str(caught.value)
+
+
+def test_a_server_with_enough_signatures_under_the_last_round_cannot_say_that_they_are_too_few(tmp_path):
+    federation = Federation(tmp_path, 4, 3, settings={"scoring": {"method": "settled"}})
+    dies(federation, "share", 2)
+    with federation.taken_up():
+        Clearing(federation.coordinator, federation.gradient, federation.archive)._last(federation.names)
+        federation.coordinator.recorder.state("unsettled", {"settlement": None, "why": "not-last"})
+    with pytest.raises(LedgerError, match="too few members signed, and enough of them did"):
+        federation.verified()

@@ -194,6 +194,24 @@ def other_sum(home):
     return {}
 
 
+def no_masks(home):
+    (home / "run" / "archive" / "masks-0002.arrays").unlink()
+    return {}
+
+
+def swapped_masks(home):
+    archive = home / "run" / "archive"
+    shutil.copy(archive / "masks-0001.arrays", archive / "masks-0002.arrays")
+    return {}
+
+
+def lacking_masks(home):
+    """A file that is whole, without the list of those who masked."""
+    archive = FolderArchive(home / "run" / "archive")
+    archive.save("masks", 2, {"list/share": archive.load("masks", 2)["list/share"]})
+    return {}
+
+
 def opened_elsewhere(home):
     """Another run has opened these samples since."""
     (line,) = opened(home)
@@ -217,6 +235,9 @@ def by_reports(home):
         (damaged, StoreError, "round-0001.arrays: damaged"),
         (swapped, StoreError, "the direction of round 2 is not the one in the ledger"),
         (other_sum, StoreError, "x of round 2 is not what the ledger says"),
+        (no_masks, StoreError, "masks-0002.arrays: needed for the settlement, and gone"),
+        (swapped_masks, StoreError, "the masks of round 2 are those of another one"),
+        (lacking_masks, StoreError, "the masks of round 2 are those of another one"),
         (opened_elsewhere, DataError, "shown to these members in /second"),
         (by_reports, StoreError, "holds a run with a different config"),
     ],
@@ -232,16 +253,46 @@ def test_what_is_not_the_run_of_the_folder_is_refused_and_nobody_is_shown_anythi
     assert {exchange_of(message).exchange for _, message, _ in grid.seen} <= {"join"}
 
 
-def test_a_model_of_another_size_is_refused(died):
+def strategy_of(home):
     pool = task.federation().pool
-    strategy = fedmerit.flower.Contributions(
+    return fedmerit.flower.Contributions(
         server.FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3),
-        roster=died / "roster.toml", test=(pool.x, pool.y), value=task.value, gradient=task.gradient,
-        blocks=2, utilities=task.UTILITIES, weights="uniform", folder=died / "run", page=False,
+        roster=home / "roster.toml", test=(pool.x, pool.y), value=task.value, gradient=task.gradient,
+        blocks=2, utilities=task.UTILITIES, weights="uniform", folder=home / "run", page=False,
     )  # fmt: skip
+
+
+def test_a_model_of_another_size_is_refused(died):
     other = ArrayRecord({"one": Array(np.zeros(3, np.float32))})
     with pytest.raises(ConfigError, match=r"initial_arrays: expected \d+ numbers, as the model of round 2"):
-        strategy.settle(grid=grid_of(died), initial_arrays=other)
+        strategy_of(died).settle(grid=grid_of(died), initial_arrays=other)
+
+
+def test_a_first_round_without_a_sum_is_left_as_it_is(home):
+    """The model before it is in no file, and the one that `settle` is given may be another."""
+    killed(home, "train", 1)
+    other = {name: Array(array.numpy() + np.float32(1)) for name, array in task.first_model().items()}
+    before = records(home / "run", "round")
+    with pytest.raises(SettlementError, match="no round has a sum") as caught:
+        strategy_of(home).settle(grid=grid_of(home), initial_arrays=ArrayRecord(other))
+    assert caught.value.code == "no-rounds"
+    assert records(home / "run", "round") == before == []
+    assert list(verify_folder(home / "run"))
+
+
+def test_a_first_round_with_a_sum_starts_from_the_model_in_the_archive(home):
+    killed(home, "report", 1)
+    other = {name: Array(array.numpy() + np.float32(1)) for name, array in task.first_model().items()}
+    strategy_of(home).settle(grid=grid_of(home), initial_arrays=ArrayRecord(other))
+    assert "settlement: 1 of 1 equations hold" in list(verify_folder(home / "run"))
+
+
+@pytest.mark.parametrize("line", ["[]", "{}", "3", '{"federation": "f", "run": "r", "samples": [[1]]}', "{"])
+def test_a_file_of_opened_samples_that_is_damaged_is_named(died, line):
+    path = died / "server.pem.opened"
+    path.write_text(line + "\n")
+    with pytest.raises(StoreError, match=r"server\.pem\.opened: cannot be read"):
+        run(died, grid_of(died), **AGAIN)
 
 
 def test_a_run_scored_by_reports_has_nothing_to_settle(home):
