@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import sqlite3
 
 import numpy as np
 import pytest
@@ -11,7 +12,15 @@ from flwr.app import Array, ArrayRecord
 from lies import exchange_of
 
 import fedmerit.flower
-from fedmerit.errors import ConfigError, DataError, ProtocolError, RunAborted, SettlementError, StoreError
+from fedmerit.errors import (
+    ConfigError,
+    DataError,
+    LedgerError,
+    ProtocolError,
+    RunAborted,
+    SettlementError,
+    StoreError,
+)
 from fedmerit.ledger.chain import Ledger
 from fedmerit.protocol.pool import order_of
 from fedmerit.protocol.settler import _Recomputed
@@ -113,6 +122,16 @@ def test_too_few_members_change_nothing_and_it_is_tried_again(died):
     assert "settlement: 2 of 2 equations hold" in list(verify_folder(died / "run"))
 
 
+def test_once_enough_members_agreed_a_few_are_enough_to_go_on(home):
+    """Who stated before has stated, and who is away may still do so."""
+    killed(home, "settle")
+    grid = grid_of(home)
+    grid.dead = {NODES["client-1"], NODES["client-2"], NODES["client-3"]}
+    run(home, grid, **AGAIN, join=0.3)
+    assert "settlement: 2 of 2 equations hold" in list(verify_folder(home / "run"))
+    assert len(records(home / "run", "countersigned")) == 1
+
+
 @pytest.mark.parametrize("exchange", ["train", "report"])
 def test_a_run_that_died_in_training_is_settled_on_its_sums(home, exchange):
     """In round 2 of 3: with its sum where that was known, else without."""
@@ -166,6 +185,18 @@ def other_roster(home):
 
 def no_pool_key(home):
     (home / "run" / "keys" / "pool.key").unlink()
+    return {}
+
+
+def short_pool_key(home):
+    path = home / "run" / "keys" / "pool.key"
+    path.write_bytes(path.read_bytes()[:-1])
+    return {}
+
+
+def unsigned_record(home):
+    with sqlite3.connect(home / "run" / "ledger.sqlite") as db:
+        db.execute("UPDATE records SET seal = zeroblob(64) WHERE kind = 'schedule'")
     return {}
 
 
@@ -231,6 +262,8 @@ def by_reports(home):
         (other_settings, StoreError, "holds a run with a different config"),
         (other_roster, ConfigError, "roster: expected that of the run in"),
         (no_pool_key, StoreError, "the key of the test pool is gone"),
+        (short_pool_key, StoreError, "pool.key: damaged: expected 32 bytes, got 31"),
+        (unsigned_record, LedgerError, "(schedule by server)"),
         (no_run, StoreError, "expected the folder of a run to settle"),
         (damaged, StoreError, "round-0001.arrays: damaged"),
         (swapped, StoreError, "the direction of round 2 is not the one in the ledger"),
