@@ -459,6 +459,16 @@ def test_masks_are_not_shown_before_a_statement(tmp_path):
     assert "table" not in {one.ask.exchange for one in federation.passed}
 
 
+def test_who_does_not_remember_its_statement_shows_no_masks(tmp_path):
+    """Its signature under one may come from a state that was lost since, and so may the direction."""
+    federation = federation_of(tmp_path)
+    remembering(federation)
+    stating(federation, 1)
+    federation.run()
+    federation.members["client-0"].state(federation.run_id).put("statement", None)
+    refused(federation, "client-0", federation.asked("client-0")["table", 1])
+
+
 def test_a_key_is_opened_only_against_another_number_that_its_other_end_signed(tmp_path):
     federation = federation_of(tmp_path)
     remembering(federation)

@@ -8,10 +8,13 @@ import time
 
 import pytest
 
+from fedmerit.errors import LedgerError
 from fedmerit.identity import canonical, content
 from fedmerit.ledger.decisions import Terms
+from fedmerit.protocol.clearing import Clearing
 from fedmerit.protocol.messages import pack, unpack
 from fedmerit.protocol.settlement import agreement
+from fedmerit.storage.archive import FolderArchive
 from fedmerit.verify import record_decision
 from ledgers import pool_of
 from linear_federation import LIAR, Federation, data, fit_slope
@@ -123,6 +126,26 @@ def test_a_round_whose_sum_was_known_counts_though_it_was_not_closed(tmp_path, h
     assert found.final
 
 
+@pytest.mark.parametrize("kind", ["masks", "round"])
+def test_a_server_that_dies_while_it_archives_a_sum_has_none(tmp_path, monkeypatch, kind):
+    """Nobody was told this sum; and without its masks nobody could be named for it."""
+    federation, save = settled(tmp_path), FolderArchive.save
+
+    def dying(archive, what, number, arrays):
+        if (what, number) == (kind, 2):
+            raise Killed
+        save(archive, what, number, arrays)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderArchive, "save", dying)
+        with pytest.raises(Killed):
+            federation.run()
+    assert [entry.round for entry in again(federation).manifest.rounds] == [1]
+    assert federation.rounds[1].aborted == "the server stopped before it had the sum"
+    assert [body["released"] for _, body in bodies(federation, "agreed")] == [[2]] * 4
+    assert "settlement: 1 of 1 equations hold" in federation.verified()
+
+
 def test_reports_of_a_round_that_was_cut_off_are_lost_and_its_settlement_is_not(tmp_path):
     federation = dies(settled(tmp_path, settings={"scoring": {"method": "both"}}), "report", answered=3)
     assert again(federation).holding == ROUNDS
@@ -171,6 +194,37 @@ def test_a_run_of_three_that_died_in_its_second_ends_when_enough_sign_that(tmp_p
     assert "last" not in {one.ask.exchange for one in federation.passed[asked:]}
     assert {who for who, _ in bodies(federation, "last")} == {"client-0", "client-1", "client-2"}
     assert "settlement: 1 of 1 equations hold" in federation.verified()
+
+
+def test_once_the_pool_is_open_the_reason_why_it_was_not_counts_no_more(tmp_path):
+    federation = Federation(tmp_path, 4, 3, settings={"scoring": {"method": "settled"}})
+    dies(federation, "share", 2)
+    federation.reaches = lambda name, ask: ask.exchange != "last"
+    assert again(federation) is None
+    federation.reaches = lambda name, ask: True
+    federation.before.append(at_statements)
+    with pytest.raises(Killed):
+        again(federation)
+    assert "settlement: none; it has not been finished" in federation.verified()
+
+
+def test_who_disagreed_is_not_counted_as_agreeing_by_the_next_server(tmp_path):
+    federation = settled(tmp_path)
+
+    def disagrees(answer):
+        digest = bodies(federation, "opening")[0][1]["settlement"]
+        body = agreement(federation.run_id, digest, [1], [])
+        return pack([[1], [], federation.keys[LIAR].sign(content(LIAR, "agreed", body))])
+
+    federation.answering("agreed", ROUNDS, disagrees)
+    federation.reaches = lambda name, ask: (name, ask.exchange) != (AWAY, "agreed")
+    assert federation.run().coordinator.settled is None
+    assert not bodies(federation, "end")
+    assert again(federation) is None
+    assert "state" not in {one.ask.exchange for one in federation.passed}
+    federation.reaches = lambda name, ask: True
+    assert again(federation).missing == (LIAR,)
+    assert federation.verified()
 
 
 def test_a_second_attempt_may_fail_for_another_reason_and_for_good(tmp_path):
@@ -397,3 +451,63 @@ def test_a_window_that_was_opened_stays_when_another_server_goes_on(tmp_path, mo
     assert again(federation).closes == before["closes"]
     assert len(bodies(federation, "settled")) == 1
     assert federation.verified()
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_a_settlement_that_was_closed_and_paid_by_stays_closed_when_another_server_goes_on(tmp_path, back):
+    """Who comes back after the window states no more; what was paid stands."""
+    federation = settled(tmp_path)
+    federation.reaches = lambda name, ask: (name, ask.exchange) != (AWAY, "state")
+    dies(federation, "settle", answered=2)
+    with federation.taken_up():  # as `fedmerit settle close` does
+        made = Clearing(federation.coordinator, federation.gradient, federation.archive)
+        closed = made.close(bodies(federation, "settled")[0][1]["closes"] + 1)
+    record_decision(federation.folder, Terms("10.00", "fit", "shrunk", "PHI"))
+    if back:
+        federation.reaches = lambda name, ask: True
+    before = len(federation.passed)
+    found = again(federation)
+    asked = {one.ask.exchange for one in federation.passed[before:]}
+    assert (found.final, found.missing) == (True, (AWAY,))
+    assert canonical(found.body()) == canonical(closed.body())
+    assert asked == {"join", "open", "settle", "close"}
+    assert [body["final"] for _, body in bodies(federation, "settled")] == [False, True]
+    assert len(bodies(federation, "statement")) == 3
+    assert len(bodies(federation, "end")) == 1
+    assert "settlement: 0 of 2 equations hold" in federation.verified()
+
+
+# -------------------------------------------------------------------------------- why it was not settled
+
+
+@pytest.mark.parametrize(
+    ("exchange", "body", "words"),
+    [
+        ("share", {"settlement": None, "why": "bad luck"}, "gives a reason that there is not: 'bad luck'"),
+        ("share", {"settlement": None, "why": ["not-last"]}, "gives a reason that there is not"),
+        ("share", {"settlement": None, "why": "not-agreed"}, "gives a reason that there is not"),
+        ("share", {"settlement": "0" * 64, "why": "not-last"}, "belongs to no manifest"),
+        ("agreed", {"settlement": None, "why": "not-agreed"}, "belongs to no manifest"),
+        ("agreed", {"why": "no-gain"}, "gives a reason that there is not: 'no-gain'"),
+        ("state", {"why": "not-agreed"}, "too few members signed, and enough of them did"),
+        ("settle", {"why": "not-agreed"}, "comes after the settlement"),
+    ],
+)
+def test_a_false_reason_why_a_run_was_not_settled_is_refused(tmp_path, exchange, body, words):
+    federation = dies(settled(tmp_path), exchange, answered=1)
+    with federation.taken_up():
+        opened = [manifest["settlement"] for _, manifest in bodies(federation, "opening")]
+        federation.coordinator.recorder.state("unsettled", {"settlement": (*opened, None)[0], **body})
+    with pytest.raises(LedgerError, match=words) as caught:
+        federation.verified()
+    assert "(unsettled by server)" in str(caught.value)
+
+
+def test_a_server_with_enough_signatures_under_the_last_round_cannot_say_that_they_are_too_few(tmp_path):
+    federation = Federation(tmp_path, 4, 3, settings={"scoring": {"method": "settled"}})
+    dies(federation, "share", 2)
+    with federation.taken_up():
+        Clearing(federation.coordinator, federation.gradient, federation.archive)._last(federation.names)
+        federation.coordinator.recorder.state("unsettled", {"settlement": None, "why": "not-last"})
+    with pytest.raises(LedgerError, match="too few members signed, and enough of them did"):
+        federation.verified()

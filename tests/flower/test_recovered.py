@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import sqlite3
 
 import numpy as np
 import pytest
@@ -11,7 +12,15 @@ from flwr.app import Array, ArrayRecord
 from lies import exchange_of
 
 import fedmerit.flower
-from fedmerit.errors import ConfigError, DataError, ProtocolError, RunAborted, SettlementError, StoreError
+from fedmerit.errors import (
+    ConfigError,
+    DataError,
+    LedgerError,
+    ProtocolError,
+    RunAborted,
+    SettlementError,
+    StoreError,
+)
 from fedmerit.ledger.chain import Ledger
 from fedmerit.protocol.pool import order_of
 from fedmerit.protocol.settler import _Recomputed
@@ -113,6 +122,16 @@ def test_too_few_members_change_nothing_and_it_is_tried_again(died):
     assert "settlement: 2 of 2 equations hold" in list(verify_folder(died / "run"))
 
 
+def test_once_enough_members_agreed_a_few_are_enough_to_go_on(home):
+    """Who stated before has stated, and who is away may still do so."""
+    killed(home, "settle")
+    grid = grid_of(home)
+    grid.dead = {NODES["client-1"], NODES["client-2"], NODES["client-3"]}
+    run(home, grid, **AGAIN, join=0.3)
+    assert "settlement: 2 of 2 equations hold" in list(verify_folder(home / "run"))
+    assert len(records(home / "run", "countersigned")) == 1
+
+
 @pytest.mark.parametrize("exchange", ["train", "report"])
 def test_a_run_that_died_in_training_is_settled_on_its_sums(home, exchange):
     """In round 2 of 3: with its sum where that was known, else without."""
@@ -169,6 +188,18 @@ def no_pool_key(home):
     return {}
 
 
+def short_pool_key(home):
+    path = home / "run" / "keys" / "pool.key"
+    path.write_bytes(path.read_bytes()[:-1])
+    return {}
+
+
+def unsigned_record(home):
+    with sqlite3.connect(home / "run" / "ledger.sqlite") as db:
+        db.execute("UPDATE records SET seal = zeroblob(64) WHERE kind = 'schedule'")
+    return {}
+
+
 def no_run(home):
     shutil.rmtree(home / "run")
     return {}
@@ -194,6 +225,24 @@ def other_sum(home):
     return {}
 
 
+def no_masks(home):
+    (home / "run" / "archive" / "masks-0002.arrays").unlink()
+    return {}
+
+
+def swapped_masks(home):
+    archive = home / "run" / "archive"
+    shutil.copy(archive / "masks-0001.arrays", archive / "masks-0002.arrays")
+    return {}
+
+
+def lacking_masks(home):
+    """A file that is whole, without the list of those who masked."""
+    archive = FolderArchive(home / "run" / "archive")
+    archive.save("masks", 2, {"list/share": archive.load("masks", 2)["list/share"]})
+    return {}
+
+
 def opened_elsewhere(home):
     """Another run has opened these samples since."""
     (line,) = opened(home)
@@ -213,10 +262,15 @@ def by_reports(home):
         (other_settings, StoreError, "holds a run with a different config"),
         (other_roster, ConfigError, "roster: expected that of the run in"),
         (no_pool_key, StoreError, "the key of the test pool is gone"),
+        (short_pool_key, StoreError, "pool.key: damaged: expected 32 bytes, got 31"),
+        (unsigned_record, LedgerError, "(schedule by server)"),
         (no_run, StoreError, "expected the folder of a run to settle"),
         (damaged, StoreError, "round-0001.arrays: damaged"),
         (swapped, StoreError, "the direction of round 2 is not the one in the ledger"),
         (other_sum, StoreError, "x of round 2 is not what the ledger says"),
+        (no_masks, StoreError, "masks-0002.arrays: needed for the settlement, and gone"),
+        (swapped_masks, StoreError, "the masks of round 2 are those of another one"),
+        (lacking_masks, StoreError, "the masks of round 2 are those of another one"),
         (opened_elsewhere, DataError, "shown to these members in /second"),
         (by_reports, StoreError, "holds a run with a different config"),
     ],
@@ -232,16 +286,46 @@ def test_what_is_not_the_run_of_the_folder_is_refused_and_nobody_is_shown_anythi
     assert {exchange_of(message).exchange for _, message, _ in grid.seen} <= {"join"}
 
 
-def test_a_model_of_another_size_is_refused(died):
+def strategy_of(home):
     pool = task.federation().pool
-    strategy = fedmerit.flower.Contributions(
+    return fedmerit.flower.Contributions(
         server.FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3),
-        roster=died / "roster.toml", test=(pool.x, pool.y), value=task.value, gradient=task.gradient,
-        blocks=2, utilities=task.UTILITIES, weights="uniform", folder=died / "run", page=False,
+        roster=home / "roster.toml", test=(pool.x, pool.y), value=task.value, gradient=task.gradient,
+        blocks=2, utilities=task.UTILITIES, weights="uniform", folder=home / "run", page=False,
     )  # fmt: skip
+
+
+def test_a_model_of_another_size_is_refused(died):
     other = ArrayRecord({"one": Array(np.zeros(3, np.float32))})
     with pytest.raises(ConfigError, match=r"initial_arrays: expected \d+ numbers, as the model of round 2"):
-        strategy.settle(grid=grid_of(died), initial_arrays=other)
+        strategy_of(died).settle(grid=grid_of(died), initial_arrays=other)
+
+
+def test_a_first_round_without_a_sum_is_left_as_it_is(home):
+    """The model before it is in no file, and the one that `settle` is given may be another."""
+    killed(home, "train", 1)
+    other = {name: Array(array.numpy() + np.float32(1)) for name, array in task.first_model().items()}
+    before = records(home / "run", "round")
+    with pytest.raises(SettlementError, match="no round has a sum") as caught:
+        strategy_of(home).settle(grid=grid_of(home), initial_arrays=ArrayRecord(other))
+    assert caught.value.code == "no-rounds"
+    assert records(home / "run", "round") == before == []
+    assert list(verify_folder(home / "run"))
+
+
+def test_a_first_round_with_a_sum_starts_from_the_model_in_the_archive(home):
+    killed(home, "report", 1)
+    other = {name: Array(array.numpy() + np.float32(1)) for name, array in task.first_model().items()}
+    strategy_of(home).settle(grid=grid_of(home), initial_arrays=ArrayRecord(other))
+    assert "settlement: 1 of 1 equations hold" in list(verify_folder(home / "run"))
+
+
+@pytest.mark.parametrize("line", ["[]", "{}", "3", '{"federation": "f", "run": "r", "samples": [[1]]}', "{"])
+def test_a_file_of_opened_samples_that_is_damaged_is_named(died, line):
+    path = died / "server.pem.opened"
+    path.write_text(line + "\n")
+    with pytest.raises(StoreError, match=r"server\.pem\.opened: cannot be read"):
+        run(died, grid_of(died), **AGAIN)
 
 
 def test_a_run_scored_by_reports_has_nothing_to_settle(home):

@@ -370,12 +370,14 @@ class Contributions:
             assert self.gradient is not None
             slope, secure = slope_of(self.gradient, shape), self._secure(grid, shape, timeout)
             coordinator = self._coordinator(recorder, pool, secure, None, slope)
-            if (cut := recorder.cut_off()) is not None:
+            cut, archive = recorder.cut_off(), FolderArchive(folder.path / ARCHIVE)
+            known = cut is not None and archive.has("round", cut[0].number)
+            if all(one.aborted for one in recorder.rounds) and not known:
+                raise SettlementError(f"{path}: no round has a sum: nothing to settle", code="no-rounds")
+            if cut is not None:  # of a first round with a sum, the model before it is in the archive
                 before = recorder.model_after(recorder.rounds[-1]) if recorder.rounds else shape.vector
                 coordinator.take_up(*cut, before)
-            if all(one.aborted for one in recorder.rounds):
-                raise SettlementError(f"{path}: no round has a sum: nothing to settle", code="no-rounds")
-            check_sums(FolderArchive(folder.path / ARCHIVE), folder.ledger, recorder.rounds, config)
+            check_sums(archive, folder.ledger, recorder.rounds, config)
             model = recorder.model_after(recorder.rounds[-1])
             if model.shape != shape.vector.shape:
                 raise ConfigError(

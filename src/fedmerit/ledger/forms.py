@@ -18,7 +18,6 @@ from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, Roster, number
 from fedmerit.ledger.chain import Record
 from fedmerit.ledger.records import compare, moves, reading
-from fedmerit.protocol.direction import Entry
 from fedmerit.protocol.messages import PACKAGE
 from fedmerit.protocol.outcome import Round
 from fedmerit.protocol.pool import parts_of
@@ -204,11 +203,11 @@ def recorded_roster(run: Mapping[str, Any], config: Config) -> Roster:
     return roster
 
 
-def masked_inputs(records: Sequence[Record], entry: Entry) -> dict[str, str]:
-    """Return the hashes of the words that a round's members sent, as recorded before any unmasking."""
+def masked_inputs(records: Sequence[Record], round_: int, members: Sequence[str]) -> dict[str, str]:
+    """Return the hashes of the words that members sent in a round, as recorded before any unmasking."""
     for record in records:
-        if record.kind == "masked" and record.body["round"] == entry.round:
-            return {name: str(record.body["inputs"].get(name, "")) for name in entry.participants}
+        if record.kind == "masked" and record.body["round"] == round_:
+            return {name: str(record.body["inputs"].get(name, "")) for name in members}
     return {}
 
 

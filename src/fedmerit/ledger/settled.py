@@ -39,6 +39,8 @@ KINDS = (
 """The kinds of records of a settlement."""
 LIES = ("stated", "pair", "masked", "range", "sum")
 """For what a verdict names somebody (`fedmerit.secagg.naming.Reason`); the last is for the server only."""
+UNSETTLED = ("not-last", "no-rounds", "no-gain", "not-finite", "no-gradient", "damaged", "overflow")
+"""Why a pool was not opened; once it is open, only ``not-agreed`` is left."""
 RING = 2**48
 """Masks prove integers modulo this."""
 
@@ -318,7 +320,15 @@ class _SettlementWalk:
     def unsettled(self, record: Record) -> None:
         if self.book.told:
             raise LedgerError("comes after the settlement")
-        self.book.why = str(record.body["why"])
+        manifest, why = self.book.manifest, record.body["why"]
+        if record.body["settlement"] != (None if manifest is None else manifest.digest):
+            raise LedgerError("belongs to no manifest, or to another one")
+        if why not in (UNSETTLED if manifest is None else ("not-agreed",)):
+            raise LedgerError(f"gives a reason that there is not: {why!r:.40}")
+        agreeing = sum(not wrong for wrong in self.book.agreed.values())
+        if max(agreeing, len(self.last_signed) if why == "not-last" else 0) >= self.config.threshold:
+            raise LedgerError("says that too few members signed, and enough of them did")
+        self.book.why = why
 
     def countersigned(self, record: Record) -> None:
         self._manifest(record)

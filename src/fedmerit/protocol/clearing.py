@@ -137,6 +137,7 @@ class Clearing:
         """Settle the run with the members who are present; return None if it cannot be settled.
 
         What the ledger has of it, because a server died or too few were there, counts and is not made anew.
+        If it is closed, nobody states any more, and nothing is left to do but to countersign it.
         """
         recorder = self.coordinator.recorder
         try:
@@ -150,6 +151,9 @@ class Clearing:
         self._read(manifest)
         if self.coordinator.opening:
             self.coordinator.opening(self.coordinator.pool.settlement())
+        if any(body["final"] for body in recorder.recorded("settled")):
+            settled = replace(self.settled(manifest), final=True)
+            return self._closed(manifest, settled, self._open(manifest, present, last))
         opened = self._directions(manifest, list(dict.fromkeys((*present, *last))), last)
         few = self.coordinator.config.threshold
         while len(self.agreed) < few and (back := self._back(self._not_agreed(manifest))):

@@ -236,7 +236,7 @@ class _Naming:
         public = archived_weights(self.clearing.archive.load("round", number), one.scheduled)
         return attempt_of(
             recorder.agreed.setting(recorder.run, number, one.scheduled, recorder.roster),
-            self.coordinator.config, self.manifest, self.entry, public, extra,
+            self.coordinator.config, self.manifest.coordinates, self.entry.m0, public, extra,
         )  # fmt: skip
 
     def verdict(self) -> tuple[Verdict, dict[str, Any]]:
@@ -352,15 +352,15 @@ class _Naming:
 def attempt_of(
     setting: Setting,
     config: Any,
-    manifest: Manifest,
-    entry: Entry,
+    coordinates: int,
+    m0: str,
     public: Mapping[str, float] | None,
     extra: bytes,
 ) -> tuple[Setting, Task]:
-    """Return setting and task of a settled round, as its members had them."""
-    encoding, weights = scheduled_encoding(config, manifest.coordinates, setting.members, public)
+    """Return setting and task of a settled round, as its members had them; ``m0`` is the hash of M0."""
+    encoding, weights = scheduled_encoding(config, coordinates, setting.members, public)
     given = None if weights is None else tuple(weights[name] for name in setting.members)
-    return setting, Task(bytes.fromhex(entry.m0), encoding, given, extra)
+    return setting, Task(bytes.fromhex(m0), encoding, given, extra)
 
 
 def evidence_in(kept: Mapping[str, bytes]) -> Evidence:

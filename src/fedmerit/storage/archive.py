@@ -23,13 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.config import Config
-from fedmerit.errors import LedgerError, StoreError
+from fedmerit.errors import LedgerError, ProtocolError, StoreError
 from fedmerit.ledger.chain import Record, Records
 from fedmerit.ledger.forms import masked_inputs, setting_of
 from fedmerit.ledger.records import reading
 from fedmerit.ledger.settled import Book
 from fedmerit.notes import Note
-from fedmerit.protocol.clearing import summed_rounds
+from fedmerit.protocol.clearing import Summed, summed_rounds
 from fedmerit.protocol.direction import (
     Gradient,
     as_units,
@@ -39,7 +39,7 @@ from fedmerit.protocol.direction import (
     product,
     slopes_of,
 )
-from fedmerit.protocol.naming import attempt_of, name_hash, silent_in, table_of
+from fedmerit.protocol.naming import attempt_of, evidence_in, name_hash, silent_in, table_of
 from fedmerit.protocol.outcome import Round, model_hash, sum_hash
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.terms import archived_weights
@@ -94,9 +94,10 @@ class FolderArchive:
 def check_sums(archive: FolderArchive, ledger: Records, rounds: Sequence[Round], config: Config) -> None:
     """Raise StoreError unless an archive has what a settlement needs of these rounds, as the ledger says.
 
-    That is every sum, the model it moved, and every direction, if the settlement had begun.
+    That is every sum, the model it moved, what names a liar, and every direction if the settlement had begun.
     """
-    outcomes = {record.body["round"]: record.body for record in ledger.records("outcome")}
+    records = list(ledger.records())
+    outcomes = {record.body["round"]: record.body for record in records if record.kind == "outcome"}
     for one in summed_rounds(archive, rounds, config):
         found = {"m0": model_hash(one.m0), "m": model_hash(one.m), "x": sum_hash(one.words)}
         if odd := [key for key, value in found.items() if outcomes[one.round][key] != value]:
@@ -104,13 +105,37 @@ def check_sums(archive: FolderArchive, ledger: Records, rounds: Sequence[Round],
                 f"{archive.path}: {', '.join(odd)} of round {one.round} is not what the ledger says: put the "
                 "file of that round back"
             )
-    for opening in ledger.records("opening"):
+        if config.word_bytes == 6:
+            _check_masks(archive, records, rounds[one.round - 1], one, config)
+    for opening in (record for record in records if record.kind == "opening"):
         for entry in opening.body["manifest"]["rounds"]:
             if direction_hash(archive.load("direction", entry["round"])["g"]) != entry["g"]:
                 raise StoreError(
                     f"{archive.path}: the direction of round {entry['round']} is not the one in the ledger: "
                     "put its file back"
                 )
+
+
+def _check_masks(
+    archive: FolderArchive, records: Sequence[Record], found: Round, one: Summed, config: Config
+) -> None:
+    """Raise StoreError unless an archive can prove who put what into a sum, as far as the server knows it."""
+    kept = {key: value.tobytes() for key, value in archive.load("masks", one.round).items()}
+    public = archived_weights(archive.load("round", one.round), found.scheduled)
+    where = (config, one.m0.size, model_hash(one.m0), public, kept.get("extra", b""))
+    setting, task = attempt_of(setting_of(records, found, config), *where)
+    try:
+        sent = evidence_in(kept).check(setting, task).digests
+    except (ProtocolError, LookupError) as error:
+        raise StoreError(
+            f"{archive.path}: the masks of round {one.round} are those of another one: {error!s:.120}: put "
+            "the file of that round back"
+        ) from error
+    if sent != masked_inputs(records, one.round, one.participants):
+        raise StoreError(
+            f"{archive.path}: the masks of round {one.round} are not what the ledger says: put the file of "
+            "that round back"
+        )
 
 
 def check_archive(
@@ -185,14 +210,16 @@ def _judge_again(
     given = dict(body["evidence"])
     extra, products = bytes.fromhex(given.pop("extra")), given.pop("products")
     public = archived_weights(archive.load("round", entry.round), one.scheduled)
-    setting, task = attempt_of(setting_of(records, one, config), config, manifest, entry, public, extra)
+    which = (manifest.coordinates, entry.m0)
+    setting, task = attempt_of(setting_of(records, one, config), config, *which, public, extra)
     evidence, g = Evidence.from_dict(given), archive.load("direction", entry.round)["g"]
-    if evidence.check(setting, task).digests != masked_inputs(records, entry):
+    sent = masked_inputs(records, entry.round, entry.participants)
+    if evidence.check(setting, task).digests != sent:
         raise LedgerError("its evidence is about other masked inputs than those recorded in the round")
     words = {}
     for name in products:
         payload = archive.load(f"words-{name_hash(name)}", entry.round)[name].tobytes()
-        if hashlib.sha256(payload).hexdigest() != masked_inputs(records, entry).get(name):
+        if hashlib.sha256(payload).hexdigest() != sent.get(name):
             raise LedgerError(f"the words of {name} are not those that it sent in the round")
         words[name] = masked_product(payload, g)
     if {name: str(value) for name, value in words.items()} != dict(products):

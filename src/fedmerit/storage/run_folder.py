@@ -529,10 +529,16 @@ class OpenedSamples:
 
     def _lines(self) -> list[dict[str, Any]]:
         try:
-            return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+            found = [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+            for number, line in enumerate(found, 1):
+                if not all(isinstance(line[key], str) for key in ("federation", "run")) or not all(
+                    isinstance(sample, str) for sample in line["samples"]
+                ):
+                    raise ValueError(f"line {number} names no federation, run or samples")
+            return found
         except FileNotFoundError:
             return []
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, LookupError, TypeError) as error:
             raise StoreError(
                 f"{self.path}: cannot be read: {error}; it says which test samples were opened before"
             ) from error
