@@ -428,6 +428,8 @@ def _read(path: Path) -> tuple[int, list[npt.NDArray[Any]], tuple[str, ...]]:
         raise DataError(f"{path}: not a partition file: {error.args[0]} is missing") from error
     except (OSError, TypeError, ValueError) as error:
         raise DataError(f"{path}: not a partition file: {error}") from error
+    if not isinstance(total, int) or isinstance(total, bool) or total < 1:
+        raise DataError(f"{path}: samples must be a whole number of at least 1, got {total!r:.60}")
     return total, listed, () if names is None else _checked(names, len(listed), f"{path}: names")
 
 

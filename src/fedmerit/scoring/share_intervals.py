@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import InputError
-from fedmerit.scoring.rewards import FORMULA, Payouts, Rule, Shares, by_rule, weights_of
+from fedmerit.scoring.rewards import FORMULA, Payouts, Rule, Shares, by_rule, check_limits, weights_of
 from fedmerit.scoring.shrinkage import Rows, counts_of, cut, noise_of
 from fedmerit.scoring.types import Scores, in_order, rounding
 from fedmerit.scoring.uncertainty import compare_pairs, pair_quantile_of, upper_quantile
@@ -68,6 +68,9 @@ def share_intervals(
     if not isinstance(scores, Scores) or not isinstance(divided, Shares):
         got = f"{type(scores).__name__} and {type(divided).__name__}"
         raise InputError(f"share_intervals takes Scores and the Shares of them, got {got}")
+    if missing := [name for name in scores.clients if name not in divided]:
+        raise InputError(f"expected the shares of these scores, got some without client {missing[0]!r}")
+    floor, cap = check_limits(scores, floor, cap)
     noise, rule, tail = noise_of(scores), divided.rule, (1 - level_of(level)) / 2
     if divided.status != "ok" or noise is None:
         return None
