@@ -771,6 +771,7 @@ def test_intervals_of_shares_take_scores_first():
         ({"floor": 0.5}, "floor must lie between 0 and 1/N = 0.333333 for 3 clients, got 0.5"),
         ({"cap": 10**400}, "cap must be a number, got 1000"),
         ({"cap": 0.2}, "cap must lie between 1/N = 0.333333 and 1 for 3 clients, got 0.2"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"divided": shares(scored([1, 2]))}, "expected the shares of these scores, got some without client"),
     ],
 )
