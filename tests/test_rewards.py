@@ -762,3 +762,20 @@ def test_intervals_of_shares_take_scores_first():
     total = accumulate([Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])])
     with pytest.raises(InputError, match=r"^share_intervals takes Scores and the Shares of them, got Shares"):
         share_intervals(shares(total), total)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"floor": None}, "floor must be a number, got None"),
+        ({"floor": 0.5}, "floor must lie between 0 and 1/N = 0.333333 for 3 clients, got 0.5"),
+        ({"cap": 10**400}, "cap must be a number, got 1000"),
+        ({"cap": 0.2}, "cap must lie between 1/N = 0.333333 and 1 for 3 clients, got 0.2"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+        ({"divided": shares(scored([1, 2]))}, "expected the shares of these scores, got some without client"),
+    ],
+)
+def test_intervals_of_shares_refuse_other_shares_and_impossible_limits(change, message):
+    total = scored([1, 2, 3], stderr=[0.1] * 3)
+    with pytest.raises(InputError, match=message):
+        share_intervals(**{"scores": total, "divided": shares(total), **change})

@@ -102,6 +102,21 @@ def test_a_plain_loop_with_torchs_adam_gives_the_same_bits():
         close(to_vector(model), to_vector(reference))
 
 
+@pytest.mark.parametrize("optimiser", ["adam", "adamw", "sgd"])
+def test_a_parameter_that_is_part_of_a_larger_tensor_trains_like_any_other(optimiser):
+    """As where a network for colour images is taken for grey ones: ``weight[:, :1]``."""
+    settings = TrainingSettings(local_epochs=2, batch_size=4, lr=0.05, optimiser=optimiser)
+    whole, part = (network("cnn", 1).to(DEVICE) for _ in range(2))
+    larger = torch.cat([whole.conv1.weight.detach()] * 3, dim=1)
+    part.conv1.weight = nn.Parameter(larger[:, :1])
+    assert not part.conv1.weight.is_contiguous()
+    for model in (whole, part):
+        train(model, *data([11])[0], settings, 7)
+    torch.testing.assert_close(part.conv1.weight, whole.conv1.weight, rtol=0, atol=0.01)
+    rest = larger[:, 1:]
+    assert torch.equal(rest[:, 0], rest[:, 1])  # nothing was written beside it
+
+
 @pytest.mark.parametrize("name", ["mlp", "cnn", "cnn-pool", "resnet-group", "attention"])
 def test_stacked_equals_one_after_another(name):
     sizes = [9, 3, 16, 1, 8]  # short last batches, fewer samples than a batch, a single one

@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 import time
+from decimal import Decimal
 from fractions import Fraction
 from inspect import ismodule
 from pathlib import Path
@@ -95,6 +96,8 @@ def test_the_contract_of_the_design():
             {"alone": np.ma.array([0, 1, 2], mask=[False, True, False])},
             "alone: expected a number in every place, got an array with masked entries",
         ),
+        ({"cosine": [np.ones(2), 0, 0]}, "cosine of client 'client-0': expected a number, got array"),
+        ({"cosine": [0, Decimal("sNaN"), 0]}, "cosine: expected numbers, got"),
     ],
 )
 def test_reports_refuse_bad_input_and_say_whose(change, message):
@@ -117,6 +120,35 @@ def test_numbers_of_numpy_and_whole_floats_are_numbers():
     assert Reports(**GOOD, round=0).round == 0
 
 
+def test_a_tensor_that_numpy_cannot_read_is_refused_in_words():
+    """One with a gradient, or one whose numbers are not in this machine's memory, as on a GPU."""
+    torch = pytest.importorskip("torch")
+    for given in (torch.tensor(1.0, requires_grad=True), torch.empty((), device="meta")):
+        with pytest.raises(ReportError, match=r"grand: expected a number, got tensor"):
+            Reports(**(GOOD | {"grand": given}))
+        with pytest.raises(ReportError, match=r"alone of client 'client-1': expected a number, got tensor"):
+            Reports(**(GOOD | {"alone": [0, given, 2]}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sizes": [0, 0]}, "X: sizes must be positive numbers, one per block, got"),
+        ({"sizes": [1, math.nan]}, "X: sizes must be positive numbers, one per block, got"),
+        ({"sizes": [[1, 2], [3, 4]]}, "X: sizes must be positive numbers, one per block, got"),
+        ({"freedom": 0}, "X: freedom must be 1 or more, got 0"),
+        ({"freedom": -1}, "X: freedom must be a whole number, 0 or more, got -1"),
+        ({"freedom": "many"}, "X: freedom must be a whole number, 0 or more, got 'many'"),
+    ],
+)
+def test_scores_refuse_what_would_make_their_errors_undefined(change, message):
+    good = {"score": "X", "clients": ("A", "B"), "values": [1, 2], "raw": [1, 2], "gain": 3}
+    blocks = {"blocks": [[1, 2], [2, 1]], "sizes": [1, 2]}
+    assert Scores(**good, **blocks, freedom=np.int64(5)).freedom == 5
+    with pytest.raises(ReportError, match=message):
+        Scores(**(good | blocks | change))
+
+
 @pytest.mark.parametrize("unordered", [{"A", "B"}, frozenset("AB"), {"A": 1, "B": 2}.keys() & {"A", "B"}])
 def test_names_without_an_order_are_refused_since_pay_would_follow_the_hash(unordered):
     """Which value is whose would depend on PYTHONHASHSEED."""
@@ -125,6 +157,7 @@ def test_names_without_an_order_are_refused_since_pay_would_follow_the_hash(unor
         lambda names: Table([0, 1, 2, 5], names),
         lambda names: Scores(score="ALPHA", clients=names, values=[1, 2], raw=[1, 2], gain=3),
         lambda names: sampled_shapley(float, names, budget=4),
+        lambda names: fm.aumann_shapley([[1, 0], [0, 1]], [3, 2], names),
     ):
         with pytest.raises(ReportError, match="clients must be names in an order, such as a list, got a set"):
             make(unordered)

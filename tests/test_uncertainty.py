@@ -21,6 +21,7 @@ from fedmerit.scoring.uncertainty import (
     resolvable_gap,
     samples_needed,
     student_quantile,
+    sure_signs,
 )
 
 z = NormalDist().inv_cdf
@@ -125,6 +126,10 @@ def test_a_low_level_never_claims_both_ways():
     # z(1 - .7/2) = .385: .8 > 2 * .385 is found; what is left would be tested at z(.3) < 0.
     pairs = compare_pairs(scored([0.8, 0], [1, 1]), level=0.3)
     assert pairs.better.tolist() == [[False, True], [False, False]]
+    for s in (scored([9, 0], [1, 1]), scored([9], [1])):  # what is left would be tested at a tail of 1
+        assert compare_pairs(s, level=1e-20).better.sum() == s.n - 1
+        assert rank_intervals(s, level=1e-20)[:, 0].tolist() == [1, 2][: s.n]
+        assert sure_signs(s, level=1e-20)[0] == 1
 
 
 def test_single_tests_find_more():
@@ -438,6 +443,11 @@ def test_tails_too_thin_for_one_minus_them():
     assert compare_pairs(scored([17.0, 0.0], [1, 1]), level=level).better[0, 1]
     assert resolvable_gap(1, 1, power=0.5, comparisons=10**18) == pytest.approx(9.2, abs=0.1)
     assert resolvable_gap(1, 1, comparisons=np.int64(36)) == resolvable_gap(1, 1, comparisons=36)
+
+
+def test_very_many_degrees_of_freedom_are_as_good_as_endless_ones():
+    for many in (10**7, 10**15, 10**50):
+        assert resolvable_gap(1, 1, freedom=many) == pytest.approx(resolvable_gap(1, 1), rel=1e-6)
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 10, 29, 30, 101, 1000, 2001])

@@ -62,17 +62,13 @@ def test_flipping_twice_is_no_change(y):
     assert np.array_equal(flipped + y, np.full(len(y), 6))
 
 
-def test_flip_duplicate_test_set_and_free_riders():
-    pool = (X[:5] + 0.5, Y[:5])
-    flipped, copy, cheat, rider = corrupt(
-        label_flip=["A"], duplicate={"B": "A"}, test_set=["C"], free_rider={"D": "stale"}, pool=pool
-    )
+def test_flip_duplicate_and_free_riders():
+    flipped, copy, other, rider = corrupt(label_flip=["A"], duplicate={"B": "A"}, free_rider={"D": "stale"})
     assert np.array_equal(flipped.y, 9 - Y[PARTS[0]])
     assert np.array_equal(copy.x, flipped.x)
     assert np.array_equal(copy.y, flipped.y)
     assert copy.corruption == "data of A"
-    assert np.array_equal(cheat.x, pool[0])
-    assert np.array_equal(cheat.y, pool[1])
+    assert np.array_equal(other.y, Y[PARTS[2]])
     assert (rider.behaviour, rider.corruption) == ("stale", "free rider: stale")
     assert np.array_equal(rider.y, Y[PARTS[3]])
 
@@ -117,7 +113,6 @@ def test_a_copy_of_a_free_rider_is_honest():
             {"duplicate": {"A": "B", "B": "C"}},
             "corruption.duplicate: client 'A' cannot copy 'B', which is a duplicate too",
         ),
-        ({"test_set": ["A"]}, "corruption.test_set: client 'A' needs the test pool, but none was given"),
         (
             {"label_noise": {"A": 0.5}, "label_flip": ["A"]},
             "corruption.label_flip: client 'A' is in label_noise too: one corruption each",

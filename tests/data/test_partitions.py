@@ -377,6 +377,8 @@ def test_what_cannot_be_dealt_is_said(settings, message):
         ('{"samples": 9, "clients": [[0], [1]]}', "made for 9 samples, the dataset has 10"),
         ('{"samples": 10, "clients": [[0], [1], [2]]}', "holds 3 clients, expected 2"),
         ('{"clients": [[0], [1]]}', "not a partition file: samples is missing"),
+        ('{"samples": "10", "clients": [[0], [1]]}', "samples must be a whole number of at least 1, got '10"),
+        ('{"samples": null, "clients": [[0], [1]]}', "samples must be a whole number of at least 1, got No"),
         ('{"samples": 10, "clients": [[0]', "not a partition file: Expecting"),
         ("[1, 2]", "not a partition file: list indices"),
     ],

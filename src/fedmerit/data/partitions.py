@@ -19,8 +19,9 @@ one corruption per client::
     label_noise = {client-5 = 0.8}          or "ramp": client i of N at rate i/(N-1)
     label_flip  = ["client-2"]              y -> C-1-y
     duplicate   = {client-3 = "client-0"}   trains on what client-0 trains on
-    test_set    = ["client-4"]              trains on the test pool
     free_rider  = {client-1 = "zero"}       the engine sends no change, "noise", or a "stale" model for it
+
+Further settings there are not about a client's own samples: the engine carries them out in every round.
 """
 
 from __future__ import annotations
@@ -428,6 +429,8 @@ def _read(path: Path) -> tuple[int, list[npt.NDArray[Any]], tuple[str, ...]]:
         raise DataError(f"{path}: not a partition file: {error.args[0]} is missing") from error
     except (OSError, TypeError, ValueError) as error:
         raise DataError(f"{path}: not a partition file: {error}") from error
+    if not isinstance(total, int) or isinstance(total, bool) or total < 1:
+        raise DataError(f"{path}: samples must be a whole number of at least 1, got {total!r:.60}")
     return total, listed, () if names is None else _checked(names, len(listed), f"{path}: names")
 
 
@@ -514,8 +517,6 @@ def apply(
     label_flip: Iterable[str] = (),
     free_rider: Mapping[str, str] | None = None,
     duplicate: Mapping[str, str] | None = None,
-    test_set: Iterable[str] = (),
-    pool: tuple[Images, Labels] | None = None,
 ) -> list[ClientData]:
     """Give each client its part of (x, y) and corrupt the clients that the settings name.
 
@@ -530,30 +531,18 @@ def apply(
         label_flip: names of clients whose labels are flipped.
         free_rider: "zero", "noise" or "stale" by name.
         duplicate: name -> the client whose data, corrupted or not, it trains on.
-        test_set: names of clients that train on the test pool in place of their own samples.
-        pool: images and labels of the test pool, for ``test_set``.
     """
     if len(parts) != len(names):
         raise DataError(f"{len(parts)} parts for {len(names)} clients")
     noise = _noise_rates(label_noise, names)
     riders, copies = _mapped(free_rider, "free_rider"), _mapped(duplicate, "duplicate")
-    flippers, cheats = _named(label_flip, "label_flip"), _named(test_set, "test_set")
+    flippers = _named(label_flip, "label_flip")
     _check_names(
         names,
-        {
-            "label_noise": noise,
-            "label_flip": flippers,
-            "free_rider": riders,
-            "duplicate": copies,
-            "test_set": cheats,
-        },
+        {"label_noise": noise, "label_flip": flippers, "free_rider": riders, "duplicate": copies},
     )
     _check_riders(riders)
     _check_copies(copies, names)
-    if cheats and pool is None:
-        raise DataError.at(
-            "corruption.test_set", f"client {cheats[0]!r} needs the test pool, but none was given"
-        )
 
     made: dict[str, ClientData] = {}
     for name, part, own in zip(names, parts, rng.spawn(len(names)), strict=True):
@@ -564,8 +553,6 @@ def apply(
             labels, what = _label_flip(labels, classes), "labels flipped"
         elif name in riders:
             what = f"free rider: {riders[name]}"
-        elif name in cheats and pool is not None:
-            images, labels, what = pool[0], pool[1], "trains on the test pool"
         behaviour = cast(Behaviour, riders.get(name, "honest"))
         made[name] = ClientData(name=name, x=images, y=labels, behaviour=behaviour, corruption=what)
     for name, other in copies.items():

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fedmerit.scoring.accumulate import Missing
 from fedmerit.scoring.agreement import agreement
-from fedmerit.scoring.scores import SCORES
+from fedmerit.scoring.scores import score_of
 from fedmerit.scoring.types import Reports, Scores, settle
 from fedmerit.scoring.uncertainty import compare_pairs
 
@@ -118,7 +118,7 @@ def convergence_of(
         return None
     place = {name: i for i, name in enumerate(total.clients)}
     each = np.full((len(rounds), total.n), math.nan)
-    scored = [SCORES[total.score].function(one) if isinstance(one, Reports) else one for one in rounds]
+    scored = [score_of(one, total.score) if isinstance(one, Reports) else one for one in rounds]
     for row, scores in zip(each, scored, strict=True):
         row[[place[name] for name in scores.clients]] = scores.values
     better = None if total.stderr is None else compare_pairs(total).better

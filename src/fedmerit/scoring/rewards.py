@@ -558,14 +558,9 @@ def _check(
         raise InputError(
             f"formula must be {FORMULA}, or 1 for decisions of earlier versions, got {formula!r:.40}"
         )
-    floor, cap = _number("floor", floor), _number("cap", cap)
-    n = scores.n
-    if n < (2 if rule == "impartial" else 1):
-        raise InputError(f"rule {rule!r} needs at least {2 if rule == 'impartial' else 1} clients, got {n}")
-    if not (floor >= 0 and floor * n <= 1 + 1e-12):
-        raise InputError(f"floor must lie between 0 and 1/N = {1 / n:.6g} for {n} clients, got {floor}")
-    if not (cap <= 1 and cap * n >= 1 - 1e-12):
-        raise InputError(f"cap must lie between 1/N = {1 / n:.6g} and 1 for {n} clients, got {cap}")
+    floor, cap = check_limits(scores, floor, cap)
+    if rule == "impartial" and scores.n < 2:
+        raise InputError(f"rule 'impartial' needs at least 2 clients, got {scores.n}")
     if rule == "impartial" and scores.score not in SELF_REPORTED:
         raise InputError(
             f"rule 'impartial' needs scores whose entry i is client i's own report, in units of the gain, "
@@ -576,6 +571,16 @@ def _check(
             "rule 'impartial' needs negative='zero', got 'refuse': any client could stop all payment by "
             "reporting a negative score"
         )
+    return floor, cap
+
+
+def check_limits(scores: Scores, floor: float, cap: float) -> tuple[float, float]:
+    """Return the smallest and the largest share as float, or raise InputError if not all can be between."""
+    floor, cap, n = _number("floor", floor), _number("cap", cap), scores.n
+    if not (floor >= 0 and floor * n <= 1 + 1e-12):
+        raise InputError(f"floor must lie between 0 and 1/N = {1 / n:.6g} for {n} clients, got {floor}")
+    if not (cap <= 1 and cap * n >= 1 - 1e-12):
+        raise InputError(f"cap must lie between 1/N = {1 / n:.6g} and 1 for {n} clients, got {cap}")
     return floor, cap
 
 

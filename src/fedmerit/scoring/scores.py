@@ -410,7 +410,7 @@ def from_blocks(
     """
     found = floats(products, "PHI: products")
     weights = _block_weights(sizes, len(found))
-    names = names_of(clients or (), found.shape[1], "PHI: ")
+    names = names_of(() if clients is None else clients, found.shape[1], "PHI: ")
     several = len(found) > 1
     values = np.array([math.fsum(column) for column in (weights[:, None] * found).T])
     made = Scores(

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import InputError
-from fedmerit.scoring.rewards import FORMULA, Payouts, Rule, Shares, by_rule, weights_of
+from fedmerit.scoring.rewards import FORMULA, Payouts, Rule, Shares, by_rule, check_limits, weights_of
 from fedmerit.scoring.shrinkage import Rows, counts_of, cut, noise_of
 from fedmerit.scoring.types import Scores, in_order, rounding
 from fedmerit.scoring.uncertainty import compare_pairs, pair_quantile_of, upper_quantile
-from fedmerit.scoring.validate import level_of
+from fedmerit.scoring.validate import level_of, whole
 
 Spans = Mapping[str, tuple[float, float]]
 """Client -> lower and upper end of the interval of its share."""
@@ -68,6 +68,9 @@ def share_intervals(
     if not isinstance(scores, Scores) or not isinstance(divided, Shares):
         got = f"{type(scores).__name__} and {type(divided).__name__}"
         raise InputError(f"share_intervals takes Scores and the Shares of them, got {got}")
+    if missing := [name for name in scores.clients if name not in divided]:
+        raise InputError(f"expected the shares of these scores, got some without client {missing[0]!r}")
+    (floor, cap), seed = check_limits(scores, floor, cap), whole(seed, "seed")
     noise, rule, tail = noise_of(scores), divided.rule, (1 - level_of(level)) / 2
     if divided.status != "ok" or noise is None:
         return None
@@ -182,8 +185,8 @@ def amounts_within(spans: Spans, paid: Payouts) -> dict[str, tuple[Decimal, Deci
     """
     found = {}
     for name, (low, high) in spans.items():
-        whole, amount = int(paid.budget * 100), int(paid[name] * 100)
-        down, up = whole * round(low * STEP) // STEP, -(-whole * round(high * STEP) // STEP)
+        budget, amount = int(paid.budget * 100), int(paid[name] * 100)
+        down, up = budget * round(low * STEP) // STEP, -(-budget * round(high * STEP) // STEP)
         low_cents, high_cents = min(down, amount), max(up, amount)
         found[name] = (Decimal(low_cents).scaleb(-2), Decimal(high_cents).scaleb(-2))
     return found

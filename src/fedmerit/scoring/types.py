@@ -283,6 +283,8 @@ class Scores(ReadOnly):
             raise ReportError(f"{self.score}: blocks and sizes belong together, got one without the other")
         if self.blocks is not None:
             blocks, sizes = (floats(one, f"{self.score}: blocks") for one in (self.blocks, self.sizes))
+            if sizes.ndim != 1 or not ((sizes > 0) & (sizes <= LARGEST)).all():
+                raise ReportError(f"{self.score}: sizes must be positive numbers, one per block, got {sizes}")
             if blocks.shape != (len(sizes), len(clients)) or not (np.abs(blocks) <= LARGEST_SCORE).all():
                 raise ReportError(
                     f"{self.score}: blocks must be finite numbers of shape ({len(sizes)}, {len(clients)}), "
@@ -302,6 +304,10 @@ class Scores(ReadOnly):
                     f"{found.shape}"
                 )
             object.__setattr__(self, "sketch", frozen(found))
+        freedom = round_of(self.freedom, f"{self.score}: freedom")
+        if freedom == 0:
+            raise ReportError(f"{self.score}: freedom must be 1 or more, got 0")
+        object.__setattr__(self, "freedom", freedom)
         object.__setattr__(self, "clients", clients)
 
     @property

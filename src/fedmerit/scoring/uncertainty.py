@@ -117,7 +117,8 @@ def holm(
     """
     k = 0
     while True:
-        critical = max(0.0, quantile((1 - level) / max(total - k, 1)))
+        tail = (1 - level) / max(total - k, 1)
+        critical = max(0.0, quantile(min(tail, 0.5)))  # a claim is about a difference above zero
         found = rejected(critical)
         if found <= k:
             return critical
@@ -484,7 +485,7 @@ def _reach(level: float, power: float, comparisons: int, freedom: int | None = N
     if freedom is None:
         return upper_quantile(tail) + upper_quantile(1 - found)
     free = whole(freedom, "freedom", 1)
-    critical = student_quantile(tail, free)
+    critical = _student(free)(tail)
     return critical * (1 - 1 / (4 * free)) + upper_quantile(1 - found) * math.sqrt(
         1 + critical**2 / (2 * free)
     )

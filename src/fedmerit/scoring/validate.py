@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Hashable, Iterable, KeysView, Mapping, Sequence
@@ -23,7 +24,10 @@ def is_number(value: Any) -> bool:
     if type(value) is float:
         return True
     if hasattr(value, "__array__"):  # numpy scalars, and tensors without an axis
-        return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
+        try:
+            return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
+        except (TypeError, ValueError, RuntimeError):  # such as a tensor on a GPU, or with a gradient
+            return False
     return isinstance(value, Real | Decimal) and not isinstance(value, bool)
 
 
@@ -37,6 +41,11 @@ def number(value: Any) -> float | None:
         return float(value) if is_number(value) else None
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def _is_nan(value: Any) -> bool:
+    found = number(value)
+    return found is not None and math.isnan(found)
 
 
 def sequence(values: Any, what: str) -> npt.NDArray[Any] | Sequence[Any]:
@@ -254,9 +263,9 @@ def round_of(given: Any, name: str = "round") -> int | None:
     whole = isinstance(given, int | float | np.integer | np.floating) and not isinstance(given, bool)
     if not whole or not given >= 0 or given != given // 1:
         raise ReportError(f"{name} must be a whole number, 0 or more, got {given!r:.100}")
-    if given > LARGEST_ROUND:
+    if (found := int(given)) > LARGEST_ROUND:
         raise ReportError(f"{name} must be at most {LARGEST_ROUND}, got {given!r:.100}")
-    return int(given)
+    return found
 
 
 def whole(given: Any, name: str, least: int = 0) -> int:
@@ -313,9 +322,9 @@ class Setter:
             values = floats(listed, what)
         else:
             items = list(listed)
-            null = np.array([item is None or (nullable and item != item) for item in items], dtype=bool)
             for k, item in enumerate(items):
                 self._check_item(what, k, item, nullable)
+            null = np.array([item is None or (nullable and _is_nan(item)) for item in items], dtype=bool)
             values = floats([np.nan if gone else item for gone, item in zip(null, items, strict=True)], what)
         if values.shape != (len(self.clients),):
             expected = f"expected {len(self.clients)} values, one per client"

@@ -400,7 +400,17 @@ def _optimiser(settings: TrainingSettings, parameters: Sequence[Tensor]) -> torc
     if settings.optimiser == "sgd":
         return torch.optim.SGD(parameters, lr, momentum=settings.momentum, weight_decay=decay)
     kind = torch.optim.AdamW if settings.optimiser == "adamw" else torch.optim.Adam
-    return kind(parameters, lr, weight_decay=decay, fused=True, capturable=on_gpu)
+    fused = all(_is_dense(parameter) for parameter in parameters)
+    return kind(parameters, lr, weight_decay=decay, fused=fused, capturable=on_gpu)
+
+
+def _is_dense(parameter: Tensor) -> bool:
+    """Return whether a parameter's numbers fill their memory without a gap.
+
+    A part of a larger tensor, such as ``weight[:, :1]``, does not, and its gradient has another layout. Fused
+    Adam goes through both number by number: it would train the wrong ones on a CPU, and fail on a GPU.
+    """
+    return parameter.stride() == torch.empty_like(parameter, device="meta").stride()
 
 
 def on_device(data: Data, device: torch.device, loss: Loss = CROSS_ENTROPY) -> TensorData:
