@@ -23,7 +23,7 @@ with warnings.catch_warnings():  # some releases of typer use what some releases
     warnings.simplefilter("ignore", DeprecationWarning)
     import typer  # noqa: F401
 
-from command_line import FEDMERIT, TINY, shell
+from command_line import FEDMERIT, TINY, call, shell
 from fedmerit import __version__
 from fedmerit.cli import base
 from fedmerit.config import Config, load
@@ -978,3 +978,20 @@ def test_errors_of_the_system_name_the_file_and_no_number(fedmerit, tmp_path):
     reports = tmp_path / "reports.csv"
     reports.write_text(CSV)
     assert fedmerit("page", reports, "--out", tmp_path) == (2, "", f"error: {tmp_path}: Is a directory\n")
+
+
+def test_what_is_no_run_or_no_table_says_what_to_give_instead(tmp_path):
+    (tmp_path / "again" / "run-1").mkdir(parents=True)
+    (tmp_path / "again" / "run-1" / "ledger.sqlite").touch()
+    for command in ("score", "verify", "page"):
+        said = str(call(command, tmp_path / "again").exception)
+        assert said.startswith(f"{tmp_path / 'again'} holds no run: no ledger.sqlite")
+        assert said.endswith("; there are runs in it: run-1")
+    (tmp_path / "ours.xlsx").touch()
+    assert str(call("score", tmp_path / "ours.xlsx").exception).endswith("or .json; save the sheet as CSV")
+    (tmp_path / "few.csv").write_text("client,empty\nA,1\n")
+    said = str(call("score", tmp_path / "few.csv").exception)
+    assert "missing columns 'round', 'grand', 'alone', 'without'; expected" in said
+    (tmp_path / "mine.toml").touch()
+    said = str(call("run", tmp_path / "mine.toml", "--out", tmp_path / "mine.toml").exception)
+    assert said == f"{tmp_path / 'mine.toml'}: cannot be used as a run folder: Not a directory"

@@ -341,7 +341,7 @@ def test_an_encoding_that_is_named_for_a_file_in_utf_8_is_taken_with_a_note(tmp_
             {"decimal": "."},
             "line 2: empty in cell C2: '0,1' does not have a decimal point, which was asked for",
         ),
-        ({"delimiter": ","}, "line 1: missing column 'round'"),
+        ({"delimiter": ","}, "line 1: missing columns 'round', 'client'"),
         ({"encoding": "ascii"}, "cannot be read as ascii: "),
         ({"delimiter": ":"}, "delimiter: expected ',', ';', '|' or a tab, got ':'"),
         ({"decimal": "point"}, "decimal: expected '.' or ',', got 'point'"),

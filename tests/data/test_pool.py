@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedmerit.data import Dataset, Pool, Slice, choose_pool
 from fedmerit.errors import BindingError, ConfigError, DataError
-from fedmerit.protocol.pool import least_shown, merkle_climb, merkle_path, merkle_root
+from fedmerit.protocol.pool import apart, least_shown, merkle_climb, merkle_path, merkle_root
 from raising import raises
 
 KEY, HASH = bytes(range(32)), "ab" * 32
@@ -119,6 +119,53 @@ def test_rounds_and_settlement_have_disjoint_parts_as_balanced_as_the_pool(
     assert pool.first.id == (shown.get(0) or last).id
     fewest = min((len(one.y) for one in shown.values()), default=0)
     assert least_shown(pool.commitment) == fewest
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1)), min_size=2, max_size=40),
+    st.integers(0, 40),
+    st.booleans(),
+)
+def test_copies_of_a_sample_are_all_settled_or_none_is(samples, settled, by_class):
+    x, y = (np.array(column) for column in zip(*samples, strict=True))
+    order = np.random.default_rng(len(x)).permutation(len(x))
+    cut = len(x) - min(settled, len(x))
+
+    def sides(places):
+        return [{(int(x[k]), int(y[k])) for k in part} for part in (places[:cut], places[cut:])]
+
+    before = sides(order)
+    try:
+        found = apart(order, x[:, None], y, len(x) - cut, by_class=by_class)
+    except DataError:
+        assert before[0] & before[1]
+        return
+    if not before[0] & before[1]:
+        assert np.array_equal(found, order)
+    after = sides(found)
+    assert not after[0] & after[1]
+    assert sorted(found) == sorted(order)
+    if by_class:
+        assert np.array_equal(y[found], y[order])
+
+
+@given(st.lists(st.integers(2, 5), max_size=12), st.integers(0, 99))
+def test_copies_are_kept_together_wherever_enough_samples_are_there_once(groups, seed):
+    """Largest first, to the side with more room: what does not fit there needs more than is left over."""
+    once = max(groups, default=1)
+    x = np.repeat(np.arange(len(groups) + once), [*groups, *([1] * once)])
+    order = np.random.default_rng(seed).permutation(len(x))
+    found = apart(order, x[:, None], np.zeros(len(x), int), len(x) // 2, by_class=True)
+    cut = len(x) - len(x) // 2
+    assert not {*x[found[:cut]]} & {*x[found[cut:]]}
+
+
+def test_a_pool_of_copies_alone_cannot_be_cut():
+    data = dataset((8, 8))
+    data = replace(data, x_test=np.zeros_like(data.x_test))
+    with pytest.raises(DataError, match="14 of 16 samples are copies of others, and no cut into 8 for"):
+        choose(16, 0, data, method="both")
+    assert len(choose(16, 0, data, method="settled", reveal="end")) == 16
 
 
 def test_without_a_settlement_nothing_is_left_to_it():

@@ -57,6 +57,23 @@ def forged(home, change):
         return list(ledger.records()), config_of(ledger)
 
 
+def test_a_run_on_samples_that_are_there_twice_is_settled(tmp_path):
+    """Members settle on no sample that a round has shown, also on no copy of one."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((240, 28, 28, 1)).astype(np.float32), np.arange(240) % 10
+    test, labels = np.repeat(x[:40], 2, axis=0), np.repeat(y[:40], 2)
+    np.savez(tmp_path / "twice.npz", x_train=x, y_train=y, x_test=test, y_test=labels)
+    asked = (
+        "data.name=npz",
+        f"data.path={tmp_path / 'twice.npz'}",
+        "data.test_size=0",
+        "settlement.blocks=2",
+    )
+    written = run(tiny(*BOTH, *asked), tmp_path / "run")
+    assert written["settlement"]["missing"] == []
+    assert all(one["holds"] for one in written["settlement"]["rounds"])
+
+
 def test_rounds_are_measured_on_the_other_half(home):
     federation = prepare(tiny(*BOTH), pool_key=(home / "run" / "keys" / "pool.key").read_bytes())
     with Ledger(home / "run" / "ledger.sqlite", read_only=True) as ledger:

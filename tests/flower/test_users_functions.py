@@ -15,6 +15,7 @@ from fedmerit.errors import ConfigError, DataError, MessageError, NoGradient, Pr
 from fedmerit.flower.checks import check_rise
 from fedmerit.flower.codec import Samples
 from fedmerit.identity import read_roster
+from fedmerit.protocol.pool import samples_in
 
 SMALL = {"layer.weight": 5, "norm.running_var": 3}
 
@@ -244,6 +245,23 @@ def test_a_utility_of_errors_brings_its_scale(home):
     )
     config, _ = wrapped._config(1)
     assert (config.scoring.utilities, config.scoring.scale) == (("rmse-skill",), 10.0)
+
+
+def test_copies_of_a_test_sample_stay_on_one_side_of_the_cut(home):
+    """Else members would refuse the settlement when all rounds are over."""
+    value, gradient = fedmerit.flower.torch_scoring(flat_network, "brier")
+    images, labels = pictures("float32")
+    wrapped = fedmerit.flower.Contributions(
+        FedAvg(),
+        roster=home / "roster.toml",
+        test=(np.concatenate([images] * 4), np.concatenate([labels] * 4)),
+        value=value,
+        gradient=gradient,
+        method="both",
+        folder=home / "run",
+    )
+    pool = wrapped._pool(wrapped._config(2)[0], bytes(32))
+    assert not samples_in(pool.slice(1)) & samples_in(pool.settlement())
 
 
 # ------------------------------------------------------------------------------------ some members per round

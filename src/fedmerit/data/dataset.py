@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import ConfigError, DataError, FileFormatError
-from fedmerit.protocol.pool import KEY_BYTES, Images, Labels, Pool, parts_of, span_of
+from fedmerit.protocol.pool import KEY_BYTES, Images, Labels, Pool, apart, parts_of, span_of
 from fedmerit.scoring.spreadsheets import Sheet, read_sheet
 
 # -------------------------------------------------------------------------------------------------- tables
@@ -286,7 +286,8 @@ def pool_order(
 
     Raises:
         ConfigError: the pool is too small for rounds and settlement.
-        DataError: it cannot be chosen, or a slice would lack a class.
+        DataError: it cannot be chosen, a slice would lack a class, or copies of samples cannot be kept
+            together (see `apart`).
     """
     allowed = ("end",) if method == "settled" else ("fixed", "per-round")
     if reveal not in allowed:
@@ -313,7 +314,8 @@ def pool_order(
                 "data.test_size",
                 f"expected at least {2 * slices} samples, 2 for each of {slices} slices, got {total}",
             )
-        return rng.permutation(len(dataset.y_test))[:total].astype(np.int64), slices, settled
+        indices = rng.permutation(len(dataset.y_test))[:total].astype(np.int64)
+        return apart(indices, dataset.x_test, dataset.y_test, settled, by_class=False), slices, settled
     counts = np.bincount(dataset.y_test, minlength=len(dataset.classes))
     absent = [name for name, count in zip(dataset.classes, counts, strict=True) if not count]
     if absent:
@@ -348,7 +350,7 @@ def pool_order(
                 f"test slice {s} of {slices} has no sample of class {dataset.classes[min(lacking)]!r}: "
                 "expected fewer rounds or a balanced pool"
             )
-    return indices, slices, settled
+    return apart(indices, dataset.x_test, dataset.y_test, settled, by_class=True), slices, settled
 
 
 def _check_parts(total: int, classes: int, method: str, for_rounds: int, blocks: int) -> None:

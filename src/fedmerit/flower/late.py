@@ -166,6 +166,6 @@ def _statement_in(file: Path) -> tuple[str, bytes]:
         answer = pack([canonical(found["statement"]), bytes.fromhex(found["signature"])])
         return str(found["member"]), answer
     except OSError as error:
-        raise FileFormatError(f"{file}: cannot be read: {error}") from error
+        raise FileFormatError(f"{file}: cannot be read: {error.strerror or error}") from error
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise FileFormatError(f"{file}: not a statement: {error!s:.120}") from error

@@ -78,7 +78,7 @@ from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.direction import Slope, along_path
 from fedmerit.protocol.messages import LEAST_SAMPLES
 from fedmerit.protocol.outcome import Evaluations
-from fedmerit.protocol.pool import KEY_BYTES, Pool, Sampling, order_of, parts_of
+from fedmerit.protocol.pool import KEY_BYTES, Pool, Sampling, apart, order_of, parts_of
 from fedmerit.protocol.terms import FLOWER, least_scheduled, proposed
 from fedmerit.report.page.html import page_of_run
 from fedmerit.scoring.files import LEDGER
@@ -596,7 +596,7 @@ class Contributions:
                 f"test: expected as many labels as samples and at least {LEAST_SAMPLES} per slice "
                 f"({slices} slices), got {len(x)} samples and {len(y)} labels"
             )
-        order = order_of(key, len(y))
+        order = apart(order_of(key, len(y)), x, y, settled, by_class=False)
         return Pool(
             indices=order,
             x=x[order],

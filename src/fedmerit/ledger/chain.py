@@ -36,6 +36,7 @@ from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, Signer, canonical, commitment, content, content_of
 from fedmerit.identity import exact as exact
 from fedmerit.identity import number as number
+from fedmerit.scoring.files import runs_below
 
 # ---------------------------------------------------------------------------------------------- the ledger
 
@@ -118,8 +119,8 @@ class Ledger:
         self.path = Path(path)
         if read_only and not self.path.exists():
             folder = self.path.parent
-            missing = f" holds no run: no {self.path.name}" if folder.is_dir() else ": no such folder"
-            raise LedgerError(f"{folder}{missing}")
+            none = f" holds no run: no {self.path.name}{runs_below(folder)}"
+            raise LedgerError(f"{folder}{none if folder.is_dir() else ': no such folder'}")
         if not read_only and not self.path.exists():
             _create(self.path)
         address = self.path.absolute().as_uri()

@@ -3,8 +3,9 @@
 The pool is put in one random order and cut into consecutive slices: a single one that serves every round
 (``reveal="fixed"``), or one per round, each revealed once (``reveal="per-round"``). If members settle, the
 last slice is the settlement's. It is revealed after the last round and never serves a round; with the method
-"both" it is half of the pool, with "settled" all of it. The commitment published before round 1 binds every
-image, every label and their order, and reveals nothing about them::
+"both" it is half of the pool, with "settled" all of it. Copies of a sample are all in it or none is (see
+`apart`). The commitment published before round 1 binds every image, every label and their order, and reveals
+nothing about them::
 
     sample  = "fedmerit/sample/1 <dtype> <h>x<w>x<c> label <y>\\n" + numbers of x, C order, little-endian
     sample  = "fedmerit/sample/2 <dtype> <shape> target <dtype> <shape>\\n" + x + y    where y is an array
@@ -244,6 +245,51 @@ def order_of(key: bytes, size: int) -> Indices:
     """Return a random order of so many samples that follows from a secret, the same wherever it is made."""
     drawn = [hmac.digest(key, b"fedmerit/order/1" + k.to_bytes(8, "big"), "sha256") for k in range(size)]
     return np.array(sorted(range(size), key=drawn.__getitem__), np.int64)
+
+
+def apart(order: Indices, x: Images, y: Labels, settled: int, *, by_class: bool) -> Indices:
+    """Return an order in which all copies of a sample are settled, or none of them is.
+
+    Members settle on no sample that a round has shown, so a copy on either side would cost the run its
+    settlement. Copies are moved within their class, so that slices stay as balanced as they were. Where none
+    is astride, the order stays as it is.
+
+    Args:
+        order: places of the pool's samples in ``x`` and ``y``.
+        x: samples.
+        y: targets; identical samples have the same one.
+        settled: how many samples at the end of the order are the settlement's.
+        by_class: whether y are classes.
+
+    Raises:
+        DataError: so many samples are copies that no cut of this size keeps them together.
+    """
+    cut = len(order) - settled
+    if not 0 < settled < len(order):
+        return order
+    copies: dict[bytes, list[int]] = {}
+    for place, k in enumerate(order.tolist()):
+        copies.setdefault(hashlib.sha256(_sample(x[k], y[k])).digest(), []).append(place)
+    classes = y[order].tolist() if by_class else [0] * len(order)
+    found = order.copy()
+    for one in {classes[places[0]] for places in copies.values() if places[0] < cut <= places[-1]}:
+        room = [[p for p in range(*span) if classes[p] == one] for span in ((0, cut), (cut, len(order)))]
+        sides: tuple[list[int], list[int]] = [], []
+        groups = [places for places in copies.values() if classes[places[0]] == one]
+        for places in sorted(groups, key=len, reverse=True):
+            free = [len(room[side]) - len(sides[side]) for side in (0, 1)]
+            side = int(free[1] > free[0])
+            if len(places) > free[side]:
+                many = sum(map(len, copies.values())) - len(copies)
+                raise DataError(
+                    f"test: {many} of {len(order)} samples are copies of others, and no cut into {cut} for "
+                    f"rounds and {settled} for the settlement keeps copies together: leave copies out, or "
+                    'measure by one of the two alone (method "settled" or "reports")'
+                )
+            sides[side].extend(places)
+        for places, own in zip(room, sides, strict=True):
+            found[places] = order[sorted(own)]
+    return found
 
 
 def slice_id(x: Images, y: Labels) -> str:

@@ -30,6 +30,7 @@ from fedmerit.scoring.validate import spelled, two_spellings
 
 LEDGER = "ledger.sqlite"
 """Name of the ledger in a run folder."""
+_WORKBOOKS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")
 
 # ----------------------------------------------------------------------------------------------- from JSON
 
@@ -249,10 +250,17 @@ def read(
     return read_content(path, utility=utility, form=SheetForm(delimiter, decimal, encoding)).rounds
 
 
+def runs_below(folder: Path) -> str:
+    """Return words for a message: which runs there are in a folder that holds none itself."""
+    found = sorted(path.parent.name for path in folder.glob(f"*/{LEDGER}"))
+    more = ", ..." if len(found) > 3 else ""
+    return f"; there are runs in it: {', '.join(found[:3])}{more}" if found else ""
+
+
 def scores_in(folder: Path) -> Path:
     """Return the file of reports in a run folder without a ledger."""
     if not (folder / "scores.json").is_file():
-        raise FileFormatError(f"{folder} holds no run: no {LEDGER} and no scores.json")
+        raise FileFormatError(f"{folder} holds no run: no {LEDGER} and no scores.json{runs_below(folder)}")
     return folder / "scores.json"
 
 
@@ -283,8 +291,10 @@ def read_content(path: str | Path, *, utility: str | None = None, form: SheetFor
     elif path.suffix.lower() == ".json":
         rounds, clients, notes = rounds_of_json(path, _text(path), utility)
     else:
-        of_run = "; fedmerit.load reads a run folder" if path.is_dir() else ""
-        raise FileFormatError(f"{path}: expected a name that ends in .csv or .json{of_run}")
+        hint = "; fedmerit.load reads a run folder" if path.is_dir() else ""
+        if path.suffix.lower() in _WORKBOOKS:
+            hint = "; save the sheet as CSV"
+        raise FileFormatError(f"{path}: expected a name that ends in .csv or .json{hint}")
     if not rounds:
         raise FileFormatError(
             f"{path}: no round has reports to score; of a settled run, give the folder, whose ledger has "

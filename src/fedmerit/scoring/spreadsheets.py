@@ -328,7 +328,8 @@ def _columns(
         near += [(name, "client") for name in others if name.casefold() in ("member", "members")]
     if missing or (near and optional):
         name, almost = next((pair for pair in near if not missing or pair[1] in missing), ("", ""))
-        problem = f"missing column {missing[0]!r}" if missing else f"unknown column {name!r}"
+        lacking = f"missing column{'s'[: len(missing) > 1]} {', '.join(map(repr, missing))}"
+        problem = lacking if missing else f"unknown column {name!r}"
         more = f" and optionally {', '.join(sorted(optional))}" if optional else ""
         asked = f": did you mean {almost!r} by {name!r}?" if almost else ""
         fail(path, f"line {line}", f"{problem}; expected {', '.join(required)}{more}; "

@@ -86,12 +86,12 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = held(self.path)
         except OSError as error:
-            raise StoreError(f"{self.path}: cannot be used as a run folder: {error}") from error
+            raise _unusable(self.path, error) from error
         try:
             self._open(config, resume=resume)
         except OSError as error:
             self._lock.close()
-            raise StoreError(f"{self.path}: cannot be used as a run folder: {error}") from error
+            raise _unusable(self.path, error) from error
         except BaseException:
             self._lock.close()
             raise
@@ -154,7 +154,7 @@ def check_usable(path: Path, *, resume: bool) -> None:
         if not resume and path.exists() and not all(_is_early(item.name) for item in path.iterdir()):
             raise _not_empty(path)
     except OSError as error:
-        raise StoreError(f"{path}: cannot be used as a run folder: {error}") from error
+        raise _unusable(path, error) from error
 
 
 def check_settings(path: Path, config: Config) -> None:
@@ -271,6 +271,10 @@ def examine_disk(folder: Path, least: int) -> Iterator[Note]:
 
 def _is_early(name: str) -> bool:
     return name in _EARLY or _TEMPORARY.fullmatch(name) is not None
+
+
+def _unusable(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"{path}: cannot be used as a run folder: {error.strerror or error}")
 
 
 def _not_empty(path: Path) -> StoreError:
