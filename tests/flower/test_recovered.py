@@ -96,6 +96,31 @@ def test_what_was_trained_is_settled(died, caplog):
     assert records(died / "run", "end") == head
 
 
+@pytest.mark.parametrize("asked", [0, 2])
+def test_members_who_were_not_asked_to_sign_the_end_are_asked_by_the_next_server(home, asked):
+    """Who has signed does nothing more in a run: where the server died with that answer, it is lost."""
+    grid, closes = grid_of(home), []
+
+    def before(node, message):
+        if exchange_of(message).exchange == "close":
+            if len(closes) == asked:
+                raise Killed
+            closes.append(node)
+
+    grid.before = before
+    with pytest.raises(Killed):
+        run(home, grid, **SETTLED)
+    assert (len(records(home / "run", "end")), records(home / "run", "seen")) == (1, [])
+    run(home, grid_of(home), **AGAIN, join=0.3)
+    signed = records(home / "run", "seen")
+    assert len(signed) == 4 - asked
+    assert len({one["head"] for one in signed}) == 1
+    assert "settlement: 2 of 2 equations hold" in list(verify_folder(home / "run"))
+    run(home, again := grid_of(home), **AGAIN, join=0.3)
+    assert {exchange_of(message).exchange for _, message, _ in again.seen} == ({"join"} if asked else set())
+    assert records(home / "run", "seen") == signed
+
+
 def fresh():
     rng = np.random.default_rng(5)
     pool = task.federation().pool

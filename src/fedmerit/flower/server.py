@@ -343,7 +343,8 @@ class Contributions:
 
         The folder must hold a run of these settings that members are to settle. If the server died before the
         last round was over, the run ends with the rounds that have a sum, once enough members sign that.
-        Whatever was opened, agreed or stated before stays as it was. If this fails, it can be tried again.
+        Whatever was opened, agreed or stated before stays as it was. If this fails, it can be tried again. If
+        the run has its end, members who have not signed that are asked to.
 
         Args:
             grid: Flower's grid.
@@ -361,15 +362,23 @@ class Contributions:
         config, run = self._begun(grid)
         shape, path = Shape.of(initial_arrays), self.folder.resolve()
         with Folder(self.folder, config, resume=True) as folder:
-            if any(folder.ledger.records("end")):
+            end = next(folder.ledger.records("end"), None)
+            if end is not None:
                 self._check_settled(folder.ledger)
-                return
+                signed = {record.author for record in folder.ledger.records("seen")}
+                if signed >= {*self.roster.names}:
+                    return
             recorder, pool = self._taken_up(folder, config, run)
             if opened := self._opened(grid):
                 opened.check(pool.settlement(), recorder.run)
             assert self.gradient is not None
             slope, secure = slope_of(self.gradient, shape), self._secure(grid, shape, timeout)
             coordinator = self._coordinator(recorder, pool, secure, None, slope)
+            if end is not None:  # a server that was killed then has not asked everybody to sign it
+                self._gather(secure, 0)
+                there = secure.expected(len(recorder.rounds) + 1)
+                coordinator.seal([name for name in there if name not in signed], end.digest.hex())
+                return
             cut, archive = recorder.cut_off(), FolderArchive(folder.path / ARCHIVE)
             known = cut is not None and archive.has("round", cut[0].number)
             if all(one.aborted for one in recorder.rounds) and not known:

@@ -498,11 +498,10 @@ class Coordinator:
                 away = f"; statements of {who} are still taken (fedmerit settle add)" if who else ""
                 self._tell(f"settled: {settled.holding} of {len(settled.equations)} equations hold{away}")
         self.recorder.end(model)
-        self.seal(present)
+        self.seal(present, self.recorder.head)
 
-    def seal(self, members: Sequence[str]) -> None:
-        """Ask members to sign the ledger's last head."""
-        head = self.recorder.head
+    def seal(self, members: Sequence[str], head: str) -> None:
+        """Ask members to sign the ledger's head at the end of the run; a member signs only one."""
         number = min(len(self.recorder.rounds), self.config.training.rounds)
         for name, signature in self.exchange("close", number, members, {"head": head}):
             if not self.recorder.seen(name, head, signature):

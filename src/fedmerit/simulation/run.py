@@ -243,7 +243,8 @@ class Rehearsal:
 
     def _end(self) -> None:
         """Write the end record and collect all signatures under it, or those that a kill left missing."""
-        if not any(self.folder.ledger.records("end")):
+        end = next(self.folder.ledger.records("end"), None)
+        if end is None:
             self.coordinator.finish(self.model)
             self._notes()
             self._forget()
@@ -251,7 +252,9 @@ class Rehearsal:
         self._forget()
         signed = {record.author for record in self.folder.ledger.records("seen")}
         if self.recorder.key is not None and (missing := set(self.federation.names) - signed):
-            self.coordinator.seal([name for name in self.federation.names if name in missing])
+            self.coordinator.seal(
+                [name for name in self.federation.names if name in missing], end.digest.hex()
+            )
 
     def _forget(self) -> None:
         """Delete what members kept for the settlement, unless somebody may still state."""
