@@ -732,11 +732,26 @@ def test_progress_on_a_terminal_shows_bars_and_takes_names_as_they_are():
 def test_after_the_last_round_progress_says_that_the_settlement_follows(terminal, settles):
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=100, highlight=False)
-    with watching(console, settles=settles) as watch:
+    with watching(console) as watch:
         watch(Progress("round", 1, 2, done=1, total=2, text="3 members summed"))
-        assert "settlement follows" not in out.getvalue()
         watch(Progress("round", 2, 2, done=2, total=2, text="3 members summed"))
-    assert ("settlement follows" in out.getvalue()) is settles
+        assert "settlement follows" not in out.getvalue()
+        for _ in range(2 * settles):
+            watch(Progress("settle", 2, 2))
+    assert out.getvalue().count("settlement follows") == settles
+
+
+def test_a_run_that_turns_out_to_be_scored_by_reports_promises_no_settlement(tmp_path):
+    """Its settings leave the method open, and its test samples are all alike, so nothing can be settled."""
+    x, y = np.random.default_rng(0).random((60, 4)).astype(np.float32), np.arange(60) % 2
+    np.savez(tmp_path / "d.npz", x_train=x, y_train=y, x_test=np.zeros_like(x), y_test=y)
+    (tmp_path / "c.toml").write_text(
+        f'[data]\nname = "npz"\npath = "{tmp_path}/d.npz"\ntest_size = 0\n[model]\nname = "mlp"\n'
+        "[partition]\nclients = 3\n[training]\nrounds = 1\nlocal_epochs = 1\n"
+    )
+    said = call("run", tmp_path / "c.toml", "--out", tmp_path / "run").output
+    assert "nothing is settled, because the test pool cannot be divided" in " ".join(said.split())
+    assert "settlement follows" not in said
 
 
 def test_a_finished_run_is_verified_scored_and_paid(fedmerit, run_folder):

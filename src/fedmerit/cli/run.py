@@ -381,10 +381,7 @@ def _run(
         from fedmerit.simulation.training import keep_memory
     keep_memory()
     key = None if repeats is None else pool_key_in(repeats)
-    with (
-        watching(err, settles=config.settles) as watch,
-        tracked(timed(watch, folder), folder, config, trackers) as watched,
-    ):
+    with watching(err) as watch, tracked(timed(watch, folder), folder, config, trackers) as watched:
         written = run_embedded(config, folder, resume=resume, watch=watched, pool_key=key)
     found = recorded(folder)
     source = source_of(found.content, found, missing=config.scoring.missing)

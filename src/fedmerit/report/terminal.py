@@ -367,26 +367,24 @@ COUNTED = ("measure", "page")
 
 
 @contextmanager
-def watching(console: Console, *, settles: bool = False) -> Iterator[Watch]:
-    """Yield a watch for the engine that shows progress on the console.
-
-    Args:
-        console: where it is shown.
-        settles: whether a settlement follows the last round, which is then said.
-    """
+def watching(console: Console) -> Iterator[Watch]:
+    """Yield a watch for the engine that shows progress on the console."""
     if not console.is_terminal:
-        yield _then_settles(_lines(console), console) if settles else _lines(console)
+        yield _then_settles(_lines(console), console)
         return
     with Progress(*COLUMNS, console=console, transient=True) as bars:
-        yield _then_settles(_bars(bars), bars.console) if settles else _bars(bars)
+        yield _then_settles(_bars(bars), bars.console)
 
 
 def _then_settles(inner: Watch, console: Console) -> Watch:
-    """Return a watch that also says, after the last round, that the settlement follows."""
+    """Return a watch that also says, once, when the settlement begins."""
+    told = False
 
     def watch(step: Step) -> None:
+        nonlocal told
         inner(step)
-        if step.stage == "round" and step.round == step.rounds:
+        if step.stage == "settle" and not told:
+            told = True
             console.print(words("terminal.settling"))
 
     return watch

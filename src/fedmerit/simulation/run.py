@@ -245,6 +245,8 @@ class Rehearsal:
         """Write the end record and collect all signatures under it, or those that a kill left missing."""
         end = next(self.folder.ledger.records("end"), None)
         if end is None:
+            if self.config.settles:
+                self._tell("settle", self.config.training.rounds)
             self.coordinator.finish(self.model)
             self._notes()
             self._forget()
