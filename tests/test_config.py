@@ -1,7 +1,5 @@
 """Settings: what is read is what is written, and what cannot mean anything is refused by name."""
 
-import hashlib
-import json
 import math
 import re
 import tomllib
@@ -302,37 +300,10 @@ def test_one_and_one_point_zero_are_the_same_setting():
     assert whole.to_toml() == broken.to_toml()
 
 
-def test_keys_and_defaults_are_those_of_the_schema_and_a_change_needs_a_new_one():
-    """Whoever fails here takes a new SCHEMA and commits its file, if this one has been in a release."""
-    assert Config().to_toml() == (SCHEMAS / f"{SCHEMA}.toml").read_text(encoding="utf-8")
-
-
-def test_a_text_without_schema_is_todays_for_a_user_and_the_first_where_it_was_recorded():
-    assert from_dict({}) == Config()
-    first = tomllib.loads((SCHEMAS / "1.toml").read_text(encoding="utf-8"))
-    first["scoring"] |= {
-        "method": "reports",
-        "errors": "plain",
-    }  # what later settings are where they did not exist
-    assert recorded("") == from_dict(first)
-
-
 @pytest.mark.parametrize("schema", [0, SCHEMA + 1, -1, True, 1.0, "2", [2]])
 def test_settings_of_an_unknown_schema_are_refused(schema):
-    with pytest.raises(ConfigError, match=f"^schema: expected a whole number from 1 to {SCHEMA}, got "):
+    with pytest.raises(ConfigError, match=f"^schema: expected {SCHEMA}, got "):
         from_dict({"schema": schema})
-
-
-def test_the_hash_of_schema_1_is_that_of_all_its_values_also_of_defaults():
-    """As version 0.1.0 computed it: of all settings, in JSON with sorted keys."""
-    text = '[partition]\nnames = ["A", "B", "C", "D"]\n\n[training]\nrounds = 3\n'
-    values = tomllib.loads((SCHEMAS / "1.toml").read_text(encoding="utf-8"))
-    values["partition"] |= {"names": ["A", "B", "C", "D"], "clients": 4}
-    values["training"]["rounds"] = 3
-    expected = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-    assert recorded_hash(text) == expected
-    assert recorded_hash(text + "[run]\nseed = 0\n") == expected
-    assert recorded_hash(text + "[run]\nseed = 1\n") != expected
 
 
 def test_counts_stay_counts_and_fractions_fractions():
@@ -581,15 +552,6 @@ def test_a_method_that_is_left_out_is_reports_where_nothing_can_be_settled(scori
         assert "or take scoring.method = 'reports'" in str(caught.value)
 
 
-@pytest.mark.parametrize("schema", [1, 2])
-def test_settings_from_before_settlements_are_those_of_a_run_with_reports(schema):
-    assert from_dict({"schema": schema}).scoring.method == "reports"
-    with pytest.raises(ConfigError, match=rf"^scoring\.method: unknown key in settings of schema {schema}"):
-        from_dict({"schema": schema, "scoring": {"method": "both"}})
-    with pytest.raises(ConfigError, match=r"^settlement: unknown section in settings of schema"):
-        from_dict({"schema": schema, "settlement": {"blocks": 4}})
-
-
 def test_settings_made_in_python_are_checked_too():
     with raises(ConfigError, setting="training.rounds"):
         Config(training=Training(rounds="3"))
@@ -805,14 +767,6 @@ def test_names_may_hold_as_many_dots_as_they_like(names):
     }
     config = from_dict(again)
     assert recorded(config.to_toml()) == config
-
-
-def test_settings_of_schema_1_have_no_later_keys():
-    """Their hash is over the keys of schema 1, so texts that differ in another would share one."""
-    text = '[partition]\nscheme = "group"\nnames = ["A", "B", "C"]\nmerge = {A = ["x"]}\n'
-    with raises(ConfigError, setting="partition.merge"):
-        recorded(text)
-    assert recorded(f"schema = 2\n{text}").partition.merge == {"A": ("x",)}
 
 
 def test_a_threshold_of_more_than_all_members_is_refused():

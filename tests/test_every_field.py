@@ -1,7 +1,7 @@
 """Every field of every kind of record, changed and signed anew by all who sign: it is found, or is listed.
 
-The ledgers are those of an earlier version, because their files hold everybody's keys. What nothing in a
-ledger can show is listed in docs/threats.md with the reason; this test compares that list with what passes.
+What nothing in a ledger can show is listed in docs/threats.md with the reason; this test compares that list
+with what passes.
 """
 
 import json
@@ -19,7 +19,7 @@ from fedmerit.ledger.chain import START, Copy, Ledger, Record, exported, link
 from fedmerit.ledger.records import after_round, rounds_of, sees
 from fedmerit.protocol.outcome import included_hash
 from fedmerit.verify import verify_copy, verify_folder
-from older_files import HERE, copied
+from sample_runs import made
 
 THREATS = Path(__file__).parents[1] / "docs" / "threats.md"
 RUNS = {  # of which records: what they have in common is tried in one or two of them
@@ -27,10 +27,9 @@ RUNS = {  # of which records: what they have in common is tried in one or two of
     "grouped": ("totals", "score", "decision", "payout"),
     "sampled": ("schedule",),
     "flower": None,
-    "aborted": ("round",),  # flower, its last round without a sum
+    "aborted": ("round",),
     "unmasked": ("analysis",),
 }
-SHOWN_AS = {"aborted": "flower"}
 OTHERS = {"refuse": "equal", "zero": "own-mean", "ok": "undefined", "fair": "impartial"}
 HEX = re.compile(r"[0-9a-f]{32,}")
 NUMBER = re.compile(r"-?0x[01]\.[0-9a-f]+p[+-]\d+")
@@ -38,17 +37,14 @@ NUMBER = re.compile(r"-?0x[01]\.[0-9a-f]+p[+-]\d+")
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return copied("0.1.0", tmp_path_factory.mktemp("every"))
+    return made(tmp_path_factory.mktemp("every"))
 
 
 def keys_of(files, name):
     """Everybody's private key, by author."""
     if name == "unmasked":
         return {}
-    name = SHOWN_AS.get(name, name)
-    of_members = files / ("members" if name == "flower" else f"{name}/keys")
-    found = {path.stem: load_key(path) for path in of_members.glob("*.pem")}
-    return found | {SERVER: load_key(files / name / "keys" / "server.pem")}
+    return {path.stem: load_key(path) for path in (files / name / "keys").glob("*.pem")}
 
 
 def anew(records, keys, at=0, body=None):
@@ -69,9 +65,8 @@ def anew(records, keys, at=0, body=None):
 
 
 def records_in(files, name):
-    with Ledger(files / SHOWN_AS.get(name, name) / "ledger.sqlite", read_only=True) as ledger:
-        records = [replace(one, body=json.loads(canonical(one.body))) for one in ledger.records()]
-    return aborted(records) if name == "aborted" else records
+    with Ledger(files / name / "ledger.sqlite", read_only=True) as ledger:
+        return [replace(one, body=json.loads(canonical(one.body))) for one in ledger.records()]
 
 
 def said(author, kind, body):
@@ -81,19 +76,6 @@ def said(author, kind, body):
 
 def where(records, kind, n=0):
     return [k for k, one in enumerate(records) if one.kind == kind][n]
-
-
-def aborted(records):
-    """The same run with a last round that was declined by one member and summed nothing."""
-    kept = [one for one in records if one.kind not in ("decision", "report", "outcome") or one.seq < 23]
-    kept = [one for one in kept if one.kind != "report" or one.body["round"] < 3]
-    kept = [one for one in kept if one.kind != "outcome" or one.body["round"] < 3]
-    before, last = (kept[where(kept, "round", n)].body for n in (1, 2))
-    last.update(aborted="stage masked: too few", included=[], silent=[], slice=None, utilities={})
-    last.update(m=before["m"], declined=[records[0].body["members"][0]])
-    kept[where(kept, "scores", 2)].body.update(kept[where(kept, "scores", 1)].body, round=3)
-    kept[where(kept, "end")].body["model"] = before["m"]
-    return kept
 
 
 def _followed(value, heads):
@@ -170,6 +152,8 @@ def named(kind, path, names):
         steps.append("*" if isinstance(step, int) or step in names else step)
     if kind == "analysis" and steps[1:] != ["round"]:
         return "analysis.*"
+    if steps[:2] == ["round", "phi"]:
+        return "round.phi"
     return ".".join(steps)
 
 
@@ -212,9 +196,8 @@ def test_every_field_is_compared_or_listed(files, tmp_path):
         "score", "end", "seen", "decision", "payout", "analysis",
     }  # fmt: skip
     expected = listed()
-    assert set(passed) == expected, {
-        what: passed.get(what, [])[:2] for what in sorted(set(passed) ^ expected)
-    }
+    assert {what: found[:2] for what, found in passed.items() if what not in expected} == {}
+    assert {*expected} - {*passed} == set()
 
 
 def records_utilities(records):
@@ -233,10 +216,6 @@ def test_a_record_by_somebody_else_is_found(files, tmp_path, name):
         path.write_bytes(anew(swapped, keys))
         with pytest.raises(LedgerError):
             list(verify_copy(path))
-
-
-def test_the_files_are_there():
-    assert {path.name for path in (HERE / "0.1.0").iterdir()} >= set(RUNS) - set(SHOWN_AS)
 
 
 # ------------------------------------------------------------------- records that no honest server writes
@@ -313,15 +292,12 @@ def test_a_sum_of_two_is_refused(files, tmp_path):
     refused(path, records, keys, "sums 2 members, but at least 3 are needed")
 
 
-def test_a_sum_of_fewer_than_the_threshold_is_refused_where_it_is_one_of_all_members(files, tmp_path):
-    """Before schema 2 the threshold was one of those scheduled, so there a sum of fewer is no lie."""
+def test_a_sum_of_fewer_than_the_threshold_is_refused(files, tmp_path):
     path, keys = tmp_path / "copy.jsonl", keys_of(files, "flower")
     records = summing(records_in(files, "flower"), keys, path, 3)
-    text = records[0].body["config"].replace("threshold = 0", "threshold = 4")
-    with_config(records, text)
     path.write_bytes(anew(records, keys))
     assert list(verify_copy(path))
-    with_config(records, f"schema = 2\n{text}")
+    with_config(records, records[0].body["config"].replace("enabled = true", "enabled = true\nthreshold = 4"))
     refused(path, records, keys, "sums 3 members, but at least 4 are needed")
 
 

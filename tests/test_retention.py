@@ -19,6 +19,7 @@ with warnings.catch_warnings():  # some releases of typer use what some releases
     warnings.simplefilter("ignore", DeprecationWarning)
     from typer.testing import CliRunner
 
+import sample_runs
 from fedmerit.cli import app
 from fedmerit.errors import KeyFileError, LedgerError
 from fedmerit.identity import Roster, load_key, public_key, read_roster, write_roster
@@ -26,7 +27,6 @@ from fedmerit.keys import Change
 from fedmerit.protocol.messages import pack
 from fedmerit.verify import verify_copy, verify_folder
 from linear_federation import Federation, data
-from older_files import copied
 from states import names_in, opened
 
 pytestmark = pytest.mark.long
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.long
 PAGE = (Path(__file__).parents[1] / "docs" / "data-protection.md").read_text(encoding="utf-8")
 NAMES = ("Abbey", "Bridge", "Castle", "Dale")
 WHO = "Bridge"
-FOLDERS = ("run", "settled/run", "0.1.0/flower", "0.1.0/grouped", "0.1.0/unmasked")
+FOLDERS = ("run", "settled/run", "more/grouped", "more/unmasked")
 SAME = "says the same"
 
 
@@ -65,13 +65,13 @@ def may_go(row):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A federation whose run is over, paid, and shown on a page; and folders of an earlier version."""
+    """A federation whose run is over, paid, and shown on a page; and rehearsals."""
     home = tmp_path_factory.mktemp("retention")
     federation = Federation(home, NAMES, rounds=3, files=True).run()
     for command in (["rewards", "--budget", "100.00", "--despite-doubts"], ["page"]):
         done = CliRunner().invoke(app, [command[0], str(federation.folder), *command[1:]])
         assert done.exit_code == 0, done.output
-    copied("0.1.0", home)
+    sample_runs.made(home / "more", "grouped", "unmasked")
     settings = {"scoring": {"method": "settled"}, "settlement": {"naming": False}}
     Federation(home / "settled", NAMES, rounds=3, settings=settings).run()
     return federation
@@ -183,7 +183,7 @@ def test_no_file_holds_a_sample(made):
     """Neither of anybody's training data nor of the test pool: as bytes of either precision, or as digits."""
     pairs = np.concatenate([data(who, 50)[0].reshape(-1, 2)[:100] for who in (*NAMES, "test")])
     assert pairs[-1, 0] in made.pool.x
-    files = [file for file in made.home.rglob("*") if file.is_file() and "0.1.0" not in file.parts]
+    files = [file for file in made.home.rglob("*") if file.is_file() and "more" not in file.parts]
     files = [file for file in files if file.name != "pool-0000.arrays"]  # the pool that was opened to all
     contents = {str(file): file.read_bytes() for file in files}
     for name in NAMES:  # what is sealed is looked at too

@@ -3,10 +3,8 @@
 Settings are plain frozen dataclasses, so that they work where only numpy and torch are installed. What they
 may be is in `limits`.
 
-Recorded settings (in a ledger, in terms, in a run folder) are text that begins with its ``schema``. They are
-read as the version that wrote them meant them: ``schemas/N.toml`` holds all keys of schema N with their
-defaults at that time. If you add a key, change a default or forbid what was allowed, take a new number
-(`SCHEMA`) and add its file. What an earlier version wrote then keeps its meaning and its hash.
+Recorded settings (in a ledger, in terms, in a run folder) are text that begins with the number of its
+``schema``; a text of another schema is refused.
 """
 
 from __future__ import annotations
@@ -39,10 +37,8 @@ VERSION = "0.1.0"
 
 # ------------------------------------------------------------------------------------------------ settings
 
-SCHEMA = 3
-"""The schema of the settings in this file. Texts of schema 1 do not name theirs."""
-_BEFORE: dict[int, dict[str, dict[str, Any]]] = {3: {"scoring": {"method": "reports", "errors": "plain"}}}
-"""By schema: values that keys new in it have in settings of earlier schemas, if not their defaults."""
+SCHEMA = 1
+"""The schema of the settings in this file."""
 
 
 def setting(default: Any, beside: str = "", *, above: str = "") -> Any:
@@ -392,38 +388,13 @@ def of_folder(path: str | Path) -> Config:
 
 
 def recorded(text: str) -> Config:
-    """Return settings that were recorded as TOML, as the version that wrote them meant them."""
-    return from_dict({"schema": 1, **parse(text)})
-
-
-def resumed(config: Config, path: Path) -> Config:
-    """Return the config with which the run in a folder goes on: with its standard errors, if it is older."""
-    try:
-        if schema_of(text_in(path / "config.toml")) >= 3:
-            return config
-    except ConfigError:  # opening the folder says what is wrong with it
-        return config
-    return dataclasses.replace(config, scoring=dataclasses.replace(config.scoring, errors="plain"))
-
-
-def schema_of(text: str) -> int:
-    """Return the schema of settings that `recorded` reads from this text."""
-    schema: int = parse(text).get("schema", 1)
-    return schema
+    """Return settings that were recorded as TOML."""
+    return from_dict(parse(text))
 
 
 def recorded_hash(text: str) -> str:
-    """Return the SHA-256, as hex, that binds masks and records to settings that are recorded as this text.
-
-    It is the hash of the text itself. For schema 1 it is the hash of the values of all its keys, including
-    those that are not in the text.
-    """
-    raw = parse(text)
-    if raw.get("schema", 1) != 1:
-        return hashlib.sha256(text.encode()).hexdigest()
-    now = recorded(text).as_dict()
-    values = {section: {key: now[section][key] for key in part} for section, part in _defaults(1).items()}
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    """Return the SHA-256, as hex, that binds masks and records to settings that are recorded as this text."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def load_object(name: str, setting: str) -> Callable[..., Any]:
@@ -451,23 +422,16 @@ def as_toml(settings: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join([f"schema = {SCHEMA}\n", *sections])
 
 
-@cache
-def _defaults(schema: int) -> Mapping[str, Mapping[str, Any]]:
-    """Return every key of an earlier schema with its default at that time."""
-    found = tomllib.loads(Path(__file__).with_name("schemas").joinpath(f"{schema}.toml").read_text("utf-8"))
-    return {section: part for section, part in found.items() if section != "schema"}
-
-
 def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """Return settings from nested mappings; an entry ``schema`` names their schema, by default this one."""
+    """Return settings from nested mappings; an entry ``schema`` may name their schema."""
     tree: dict[str, Any] = {
         name: dict(part) if isinstance(part, Mapping) else part for name, part in raw.items()
     }
     schema = tree.pop("schema", SCHEMA)
-    if type(schema) is not int or not 1 <= schema <= SCHEMA:
+    if type(schema) is not int or schema != SCHEMA:
         raise ConfigError(
-            f"schema: expected a whole number from 1 to {SCHEMA}, got {schema!r:.40}; settings of a later "
-            "version of fedmerit need that version"
+            f"schema: expected {SCHEMA}, got {schema!r:.40}; settings of another version of fedmerit need "
+            "that version"
         )
     for override in overrides:
         _override(tree, override)
@@ -482,21 +446,10 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
         if name == "partition" and "clients" not in given:
             if isinstance(given.get("names"), list) and given["names"]:
                 given["clients"] = len(given["names"])
-            elif schema > 1 and given.get("scheme") in ("group", "file"):
+            elif given.get("scheme") in ("group", "file"):
                 given["clients"] = 0
-    if schema >= 3 and tree.get("scoring", {}).get("method", Scoring.method) == "settled":
+    if tree.get("scoring", {}).get("method", Scoring.method) == "settled":
         tree["data"] = {"test_reveal": "end", **tree.get("data", {})}
-    if schema < SCHEMA:
-        if unknown := [name for name in tree if name not in _defaults(schema)]:
-            raise ConfigError(f"{unknown[0]}: unknown section in settings of schema {schema}")
-        for name, part in _defaults(schema).items():
-            given = tree.get(name, {})
-            if later := [key for key in given if key not in part]:
-                raise ConfigError.at(f"{name}.{later[0]}", f"unknown key in settings of schema {schema}")
-            tree[name] = {**part, **given}
-    for number, then in _BEFORE.items():
-        for name, part in then.items() if schema < number else ():
-            tree[name] = {**tree[name], **part}
     parts = {name: _section(name, kinds[name], given) for name, given in tree.items()}
     if is_open := "method" not in tree.get("scoring", {}):
         scoring = parts.get("scoring", Scoring())

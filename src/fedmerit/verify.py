@@ -145,10 +145,8 @@ def _how_to_compare(run: Mapping[str, Any], config: Config) -> Note:
     weights = training.roster_weights if training.weights == "roster" else {}
     keys = {name: bytes.fromhex(key) for name, key in run["keys"].items()}
     members = [Member(name, keys[name], weights.get(name)) for name in config.clients]
-    # before protocol 3, no roster named its server
-    server = keys[SERVER] if "protocol" in terms else None
     try:
-        made = Roster(members, server, before and bytes.fromhex(before), terms.get("quorum"))
+        made = Roster(members, keys[SERVER], before and bytes.fromhex(before), terms.get("quorum"))
     except KeyFileError as error:
         raise LedgerError(f"its keys do not form a roster: {error}") from error
     if stated == made.hash.hex():

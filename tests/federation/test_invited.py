@@ -6,18 +6,17 @@ from functools import partial
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedmerit.config import recorded_hash
 from fedmerit.errors import MessageError, RefusedError
-from fedmerit.identity import Roster, load_key, public_key, read_roster
+from fedmerit.identity import load_key, read_roster
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.records import first_body
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.messages import EXCHANGES, FORMAT, Ask, Parcel, pack
 from fedmerit.protocol.terms import FLOWER, proposed
 from fedmerit.storage.member_state import MemberFiles
-from older_files import copied
+from linear_federation import Federation
 
 NAME = "Site 1"
 
@@ -26,9 +25,9 @@ class Server:
     """Proposes the settings of a run that took place."""
 
     def __init__(self, files):
-        self.key, self.run = Ed25519PrivateKey.generate(), secrets.token_hex(16)
-        self.roster = Roster(read_roster(files / "roster.toml").members, public_key(self.key))
-        with Ledger(files / "flower" / "ledger.sqlite", read_only=True) as ledger:
+        self.key, self.run = load_key(files / "run" / "keys" / "server.pem"), secrets.token_hex(16)
+        self.roster = read_roster(files / "roster.toml")
+        with Ledger(files / "run" / "ledger.sqlite", read_only=True) as ledger:
             self.pool, old = first_body(ledger, "pool"), first_body(ledger, "run")["terms"]
         about = {key: old[key] for key in ("strategy", "optimiser", "evaluates")}
         self.terms = proposed(old["config"], self.roster, engine=FLOWER, **about)
@@ -43,7 +42,7 @@ class Server:
 
 @pytest.fixture
 def files(tmp_path):
-    return copied("0.1.0", tmp_path)
+    return Federation(tmp_path, [NAME, "Site 2", "Site 3", "Site 4"], rounds=3, files=True).run().home
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ def server(files):
 
 @pytest.fixture
 def member(files, server):
-    path = files / "members" / f"{NAME}.pem"
+    path = files / f"{NAME}.pem"
     identity = load_key(path)
     return Participant(NAME, identity, server.roster, partial(MemberFiles, path, identity), lambda *_: None)
 
@@ -68,16 +67,16 @@ def test_an_invitation_with_a_key_of_thousands_of_parts_costs_little(files, serv
         assert tracemalloc.get_traced_memory()[1] < 100 * len(invitation)
     finally:
         tracemalloc.stop()
-    assert not (files / "members" / f"{NAME}.pem.state" / server.run).exists()
+    assert not (files / f"{NAME}.pem.state" / server.run).exists()
 
 
 @pytest.mark.parametrize(
     "text",
     [
         '[partition]\nscheme = "group"\nclients = 4\n[secure_aggregation]\nthreshold = 1000\n',
-        "schema = 2\n[training]\nrounds = 0x" + "f" * 6000,
+        "[training]\nrounds = 0x" + "f" * 6000,
         "[data]\noptions = {x = " + "[" * 900 + "]" * 900 + "}",
-        "schema = 4\n",
+        "schema = 2\n",
     ],
 )
 def test_settings_that_cannot_be_read_are_refused_as_such(server, member, text):

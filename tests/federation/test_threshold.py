@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tiny import TINY, tiny
 
 from fedmerit import config as settings
-from fedmerit.config import from_dict, load, recorded_hash
+from fedmerit.config import from_dict, recorded_hash
 from fedmerit.errors import ConfigError, LedgerError, MessageError, RefusedError
 from fedmerit.identity import Member, Roster
 from fedmerit.ledger.chain import Ledger
@@ -18,10 +18,8 @@ from fedmerit.protocol.terms import Agreed, cautious, config_in, everybody, leas
 from fedmerit.secagg import setting as secagg_setting
 from fedmerit.simulation import setup
 from fedmerit.simulation.run import run
-from fedmerit.storage.run_folder import recorded
 from fedmerit.toml_values import written
 from fedmerit.verify import verify_folder
-from older_files import copied
 from raising import raises
 
 NINE = ("partition.clients=9", f"partition.sizes={[20] * 9}", "training.rounds=1")
@@ -62,18 +60,7 @@ def test_whoever_is_away_counts_as_lost_with_masks_and_without(tmp_path, enabled
     assert list(verify_folder(tmp_path / "run"))
 
 
-def test_a_run_recorded_when_the_threshold_was_one_of_the_schedule_is_read(tmp_path, monkeypatch):
-    """Half of six members a round, as version 0.1.0 allowed."""
-    there = copied("0.1.0", tmp_path)
-    monkeypatch.chdir(there)
-    assert [len(one.included) for one in rounds_in(there / "sampled")] == [3, 3, 3]
-    assert any(line.startswith("rounds: 3 of 3") for line in verify_folder(there / "sampled"))
-    assert len(recorded(there / "sampled").rounds) == 3
-    with raises(ConfigError, setting="participation.fraction"):
-        run(load("sampled.toml"), there / "sampled", resume=True)
-
-
-def test_a_run_of_today_with_sums_below_the_threshold_does_not_verify(tmp_path, monkeypatch):
+def test_a_run_with_sums_below_the_threshold_does_not_verify(tmp_path, monkeypatch):
     """As a server would record it that did not care."""
     old = {**TINY, "partition": {"clients": 6, "scheme": "sizes", "sizes": [30] * 6}}
     old |= {"participation": {"fraction": 0.67}, "secure_aggregation": {"enabled": False, "least": 4}}

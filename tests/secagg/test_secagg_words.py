@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 
-import msgpack
 import numpy as np
 import pytest
 from Crypto.Cipher import AES
-from parties import LENGTH, A, B, C, D, Parties, altered, caught, commits_falsely, head_of
-from test_secagg_blame import go
+from parties import LENGTH, A, B, C, D, Parties, altered, caught, commits_falsely
 
-from fedmerit.errors import BindingError, BoundError, ConfigError, MessageError, ProtocolError, RefusedError
-from fedmerit.secagg import STAGES, Client, Encoding, Server, Task, Update, masks, replay
-from fedmerit.secagg.messages import DOMAIN, digest_of, list_digest, open_broadcast, open_head, open_message
+from fedmerit.errors import BindingError, BoundError, ConfigError, ProtocolError
+from fedmerit.secagg import STAGES, Encoding, Server, Task, Update, masks, replay
+from fedmerit.secagg.messages import open_broadcast, open_message
 from fedmerit.secagg.plain import PlainClient, PlainServer
 from fedmerit.secagg.quantise import BLOCK
 
@@ -275,67 +272,3 @@ def test_without_masks_words_have_four_bytes_on_the_wire():
             assert stage != "masked" or len(said) == 1 + 32 + 4 * LENGTH
         shown = server.advance()
     assert np.array_equal(server.result.words, parties.play().server.result.words)
-
-
-# ---------------------------------------------------------------------------------------- earlier versions
-
-
-@pytest.mark.parametrize("form", ["fedmerit secagg client 1", "fedmerit secagg client 2"])
-def test_a_client_that_an_earlier_version_saved_is_read_and_has_stopped(form):
-    """It cannot go on with members of this version, and has told nothing that could name anybody."""
-    parties = Parties(4).play(until="check")
-    values = msgpack.unpackb(parties.clients[A].dump()[32:])
-    values[0] = form
-    for name in ("pairs", "sent", "direction", "products", "opened"):
-        del values[5][name]
-    del values[6][1]["word_bytes"]
-    body = msgpack.packb(values)
-    client = Client.restore(hashlib.sha256(body).digest() + body, parties.identity[A])
-    assert client.stage == "stopped"
-    with pytest.raises(RefusedError, match="earlier version of the protocol"):
-        client.check(parties.shown[A])
-    with pytest.raises(BindingError, match="remembers no masked update"):
-        client.masked_again(parties.vectors[A])
-    parties.server.receive(client.decline(), A)
-
-
-def of_version_2(parties, raw, seen=None):
-    """A head as its author would have signed it in version 2: without commitments to pair keys."""
-    fields = msgpack.unpackb(msgpack.unpackb(raw)[0])
-    fields[0], fields[7] = 2, seen or fields[7]
-    if fields[1] == "share":
-        fields[8][0] = [row[:4] for row in fields[8][0]]
-    content = msgpack.packb(fields)
-    signature = parties.identity[fields[5]].sign(DOMAIN + hashlib.sha256(content).digest())
-    return msgpack.packb([content, signature])
-
-
-@pytest.mark.parametrize("bad", [{A: [C]}, {}])
-def test_a_blame_in_a_ledger_of_an_earlier_version_is_judged_as_before(bad):
-    parties = go(Parties(4), bad=bad, false={} if bad else {A: B}, until="check")
-    blame = parties.server.blames[0]
-    assert (blame.member, blame.why) == (A, "share" if bad else "complaint")
-    evidence = {name: list(values) for name, values in blame.evidence.items()}
-    olds = [bytes.fromhex(raw) for raw in evidence["heads"]]
-    seen = {}
-    for at, raw in enumerate(olds):
-        stage = msgpack.unpackb(msgpack.unpackb(raw)[0])[1]
-        new = of_version_2(parties, raw, seen.get(stage))
-        shown = {"advertise": "advertised", "share": "dealt"}.get(stage)
-        evidence["heads"][at] = new.hex()
-        if shown:
-            change = {digest_of(raw).hex(): digest_of(new).hex()}
-            evidence[shown] = [change.get(one, one) for one in evidence[shown]]
-            after = {"advertise": "share", "share": "masked"}[stage]
-            seen[after] = list_digest(stage, map(bytes.fromhex, evidence[shown]))
-    again = masks.judge(parties.setting, evidence)
-    assert (again.member, again.by, again.why) == (blame.member, blame.by, blame.why)
-    for raw in evidence["heads"]:  # nobody speaks that version any more
-        with pytest.raises(MessageError, match="expected version 3 of the protocol, got 2"):
-            open_head(bytes.fromhex(raw), parties.setting)
-    for raw in olds:  # and a body of one version is none of another
-        if msgpack.unpackb(msgpack.unpackb(raw)[0])[1] == "share":
-            fields = [3, *msgpack.unpackb(msgpack.unpackb(of_version_2(parties, raw))[0])[1:]]
-            forged = parties.forge(fields[5], "share", fields[8], seen=fields[7])
-            with pytest.raises(MessageError, match="a body that no member"):
-                open_head(head_of(forged), parties.setting, earlier=True)

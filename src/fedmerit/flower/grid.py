@@ -385,7 +385,6 @@ class SecureGrid(Grid):
                 continue
             if reply.has_error():
                 if reply.error.code != UNAVAILABLE:
-                    # a member from before protocol 3 cannot name any version, so this names the server's
                     by = f"invited by fedmerit {VERSION}, which speaks protocol {PROTOCOL}"
                     bare = PLAIN in str(reply.error.reason)
                     hint = "; is its ClientApp inside fedmerit.flower.secure?" if bare else ""

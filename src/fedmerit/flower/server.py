@@ -468,8 +468,7 @@ class Contributions:
         if pool.commitment != dict(commitment):
             raise DataError(
                 f"test: expected the {commitment['size']} samples, in the same order, that were committed to "
-                f"before round 1 of the run in {path}, and {len(pool)} samples that differ were given (a run "
-                "that an earlier version of fedmerit began cannot be settled again)"
+                f"before round 1 of the run in {path}, and {len(pool)} samples that differ were given"
             )
         recorder = LedgerRecorder(
             *(folder, config, self.roster, identity, run["run"], run["engine"], run["terms"], commitment),

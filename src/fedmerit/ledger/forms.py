@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedmerit.config import Config, schema_of
+from fedmerit.config import Config
 from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, Roster, number
 from fedmerit.ledger.chain import Record
@@ -152,9 +152,7 @@ def check_rounds(records: Sequence[Record], rounds: Sequence[Round], config: Con
         rounds: as `rounds_of` read them.
         config: of the run.
     """
-    # In schema 1 the threshold depended on how many members were scheduled, so it is not checked here.
-    least = config.threshold if schema_of(records[0].body["config"]) > 1 else 0
-    walk = _Walk(records[0].body, records[1].body, rounds, config, max(LEAST_IN_SUM, least))
+    walk = _Walk(records[0].body, records[1].body, rounds, config, max(LEAST_IN_SUM, config.threshold))
     for record in records:
         with reading(record):
             if record.kind == "schedule":

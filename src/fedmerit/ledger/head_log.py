@@ -12,8 +12,8 @@ In a run between machines, a member keeps an ASCII file of what it was shown and
     ROUND released ["A", "B", "C"]   it released shares, for the sum of these members (JSON)
     ROUND report REPORT OUTCOME      hashes of what it reported, and of what the server said the round was
 
-Each line is written before the message that it describes is sent. Files of earlier versions lack the second
-to fourth kind. The lines detect a server that misstates a run:
+Each line is written before the message that it describes is sent. The lines detect a server that misstates a
+run:
 
 - ``complained``: the ledger does not blame the dealer, although it has the masked input that the complaint
   came with.

@@ -135,14 +135,8 @@ class LedgerRecorder:
         }
         for what, is_same in same.items():
             if not is_same:
-                dealt = ""
-                if what == "training data" and self.config.partition.scheme == "group":
-                    dealt = (
-                        "; nor can a run be resumed that an earlier version started, which gave "
-                        "partition.names to groups by their place, not by name: start it again"
-                    )
                 raise StoreError(
-                    f"{self.folder.path}: cannot be resumed: the {what} changed since it started{dealt}"
+                    f"{self.folder.path}: cannot be resumed: the {what} changed since it started"
                 )
 
     @property

@@ -587,7 +587,7 @@ def _judged_secret(setting: Setting, evidence: Mapping[str, Any]) -> Blame:
 
 
 def _heads(setting: Setting, raws: Sequence[str], stages: Sequence[str]) -> list[Head]:
-    heads = [open_head(raw, setting, earlier=True) for raw in _unhex(raws)]
+    heads = [open_head(raw, setting) for raw in _unhex(raws)]
     if [head.stage for head in heads] != list(stages):
         raise BindingError(f"expected heads of the stages {', '.join(stages)}")
     return heads

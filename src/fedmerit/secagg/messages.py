@@ -81,8 +81,6 @@ BODIES: Final[dict[str, Any]] = {
     "unmask": [(int, str, 32)],  # peer, "key" or "seed", the share
     DECLINE: (),
 }
-# Ledgers of an earlier version may hold evidence against a dealer; its rows had no commitment to a pair key.
-EARLIER: Final = {2: BODIES | {"share": ([(int, SEALED_SHARES, 32, 32)], [(int, int, TOKEN)])}}
 
 
 @dataclass(frozen=True)
@@ -167,18 +165,17 @@ def open_message(data: bytes, setting: Setting, most_payload: int) -> tuple[Head
     return head, payload
 
 
-def open_head(raw: bytes, setting: Setting, *, earlier: bool = False) -> Head:
-    """Check form, binding and signature of a head; ``earlier`` also reads one of an earlier version."""
+def open_head(raw: bytes, setting: Setting) -> Head:
+    """Check form, binding and signature of a head."""
     content, signature = _fields(raw, (bytes, 64), head_limit(setting.n), 3)
     most = 12 + 10 * setting.n  # shares for every peer and a token of every peer are the largest body
     fields = _fields(content, (int, str, str, int, int, str, 32, 32, list), head_limit(setting.n), most)
     if pack(content, signature) != raw or pack(*fields) != content:
         raise MessageError("not encoded as members encode it")
     version, stage, run, number, attempt, sender, session, seen, body = fields
-    bodies = EARLIER.get(version, BODIES) if earlier else BODIES
-    if version != VERSION and bodies is BODIES:
+    if version != VERSION:
         raise MessageError(f"expected version {VERSION} of the protocol, got {version}")
-    if stage not in bodies:
+    if stage not in BODIES:
         raise MessageError(f"unknown stage {stage!r:.40}")
     if sender not in setting.members:
         raise BindingError(f"{sender!r:.80} is not scheduled in this round", stage=stage)
@@ -199,7 +196,7 @@ def open_head(raw: bytes, setting: Setting, *, earlier: bool = False) -> Head:
         )
     if not setting.roster.verifies(sender, signature, DOMAIN + hashlib.sha256(content).digest()):
         raise SignatureError("not signed by this member's key on the roster", stage=stage, member=sender)
-    if not _fits(body, bodies[stage], setting.n):
+    if not _fits(body, BODIES[stage], setting.n):
         raise MessageError("a body that no member of this protocol writes", stage=stage, member=sender)
     return Head(stage, sender, seen, body, raw)
 

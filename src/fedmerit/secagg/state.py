@@ -23,7 +23,6 @@ __all__ = ["Released", "State", "dump_state", "load_state", "update_digest"]
 # ------------------------------------------------------------------------------------ between two messages
 
 FORMAT = "fedmerit secagg client 3"
-EARLIER = ("fedmerit secagg client 1", "fedmerit secagg client 2")
 
 
 @dataclass(repr=False)  # it holds secrets
@@ -96,12 +95,10 @@ def load_state(data: bytes) -> tuple[Setting, str, State]:
     if hashlib.sha256(body).digest() != data[:32]:
         raise MessageError("not the saved state of a client, or damaged")
     try:
-        form, who, (threshold, checked), roster, name, what, task, *rest = msgpack.unpackb(body)
-        if form in EARLIER:
-            what["stopped"] = what["stopped"] or "began with an earlier version of the protocol"
-        elif form != FORMAT:
+        form, who, (threshold, checked), roster, name, what, task, stated = msgpack.unpackb(body)
+        if form != FORMAT:
             raise MessageError("the saved state of another version")
-        members = Roster((Member(*row) for row in roster), *(rest[0] if rest else ()))  # 0.1.0 has no rest
+        members = Roster((Member(*row) for row in roster), *stated)
         run, number, attempt, names, config_hash = who
         setting = Setting(run, number, attempt, names, members, config_hash, threshold, checked)
         return setting, name, State(**what, task=task and _task(*task))

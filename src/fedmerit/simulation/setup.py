@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmerit import data
-from fedmerit.config import Config, of_folder, resumed, unsettled_for
+from fedmerit.config import Config, of_folder, unsettled_for
 from fedmerit.data.dataset import Dataset, pool_order
 from fedmerit.data.partitions import ClientData
 from fedmerit.errors import ConfigError, DataError, FedmeritError
@@ -187,11 +187,7 @@ def _unsettled(config: Config, dataset: Dataset) -> Note | None:
 
 
 def continued(config: Config, path: Path) -> Config:
-    """Return the config with which a run goes on: a method that it leaves out may be "reports" there.
-
-    A run of an older version keeps its standard errors.
-    """
-    config = resumed(config, path)
+    """Return the config with which a run goes on: a method that it leaves out may be "reports" there."""
     try:
         there = of_folder(path).scoring.method
     except ConfigError:  # opening the folder says what is wrong with it

@@ -142,10 +142,8 @@ class StateFile:
 
     @property
     def content(self) -> dict[str, Any]:
-        """What the file holds; read once. A folder of an earlier version is upgraded first."""
+        """What the file holds; read once."""
         if self._content is None:
-            if not self.path.exists() and not self._begun() and any(self._older()):
-                self._upgrade()
             self._content = self._read()
         return self._content
 
@@ -158,8 +156,8 @@ class StateFile:
             return {"counter": 0, "released": b"", "disk": None, "rosters": {}, "runs": {}}
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be read: {error}; {LOST}") from error
-        if data[:3] == MAGIC and data[3:4] > VERSION:
-            raise StoreError(f"{self.path}: written by a later version of fedmerit: update this one")
+        if data[:3] == MAGIC and data[3:4] != VERSION:
+            raise StoreError(f"{self.path}: written by another version of fedmerit")
         head = len(MAGIC + VERSION)
         plain = self._unsealed(data[head:], _bound("", "state")) if data[:head] == MAGIC + VERSION else None
         if plain is None:
@@ -175,7 +173,6 @@ class StateFile:
         write(self.path, MAGIC + VERSION + sealed, mode=0o600)
         if not self._begun():
             self._lock.write_bytes(b"state\n")
-        (self.home / "released").unlink(missing_ok=True)  # of the layout before
         sweep(self.home)
         for folder in self.runs_on_disk():
             if folder.name in self.touched:
@@ -264,48 +261,6 @@ class StateFile:
             return AESGCM(self._key).decrypt(data[:NONCE], data[NONCE:], bound)
         except (InvalidTag, ValueError):
             return None
-
-    # ------------------------------------------------------------------------------ folders of version 0.1.0
-    # One sealed file per value, `released` beside the folders of runs. Nothing of it is changed until the new
-    # file `state` is there in full; what is then left of it is deleted by the next `save`.
-
-    def _older(self) -> Iterator[Path]:
-        """Yield the sealed files of the layout before."""
-        if (self.home / "released").exists():
-            yield self.home / "released"
-        for folder in self.runs_on_disk():
-            for path in folder.iterdir():
-                if _VALUE.fullmatch(path.name) and not re.search(r"\.[0-9a-f]{8}$", path.name):
-                    yield path
-
-    def _upgrade(self) -> None:
-        if not self._held:
-            with self.held():
-                return self._upgrade()
-        if self.path.exists():  # another process was quicker
-            return None
-        files = list(self._older())
-        if self.home / "released" not in files:
-            raise StoreError(f"{self.home / 'released'}: missing; {LOST}")
-        self._content = {"counter": 0, "released": b"", "disk": None, "rosters": {}, "runs": {}}
-        for folder in self.runs_on_disk():
-            newest = max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
-            heads = folder / "heads"
-            kept = heads.read_bytes() if heads.exists() else b""
-            self._content["runs"][folder.name] = {**new_run(kept), "time": newest}
-            self.touched.add(folder.name)
-        for path in files:
-            run = "all runs" if path.name == "released" else path.parent.name
-            plain = self._unsealed(path.read_bytes(), pack(["fedmerit member state 1", run, path.name]))
-            if plain is None:
-                raise StoreError(f"{path}: damaged, or encrypted with another key; {LOST}")
-            value = unpack(plain, f"the state in {path}")
-            if path.name == "released":
-                self._content["released"] = value
-            else:
-                self.put(run, path.name, value)
-        self.save()
-        return None
 
 
 def new_run(heads: bytes = b"") -> dict[str, Any]:

@@ -166,15 +166,11 @@ def check_settings(path: Path, config: Config) -> None:
         there = of_folder(path)
     except ConfigError as error:
         raise StoreError(f"{path}: damaged run folder: {error}") from error
-    older = ""
-    if config.resolved and not there.resolved:
-        there = replace(there, partition=replace(there.partition, names=there.clients))
-        older = "; the version that started it did not take members and names from the data"
     if there.resolved and not config.resolved:
         who = there.partition
         config = replace(config, partition=replace(config.partition, names=who.names, clients=who.clients))
     if found := difference(there, config):
-        raise StoreError(f"{path}: holds a run with a different config: {found}{older}")
+        raise StoreError(f"{path}: holds a run with a different config: {found}")
 
 
 def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:

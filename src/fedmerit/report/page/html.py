@@ -78,19 +78,14 @@ if __name__ == "__main__":
 
 # ------------------------------------------------------------------------------------------------- writing
 
-EARLIER = "page.html"
-"""What earlier versions called every page; one that is there is written again under this name."""
-OURS = ('<meta name="generator" content="fedmerit', "<p>Made by fedmerit ")
-"""A page has the first; one that an earlier version made has the second alone."""
-HIDDEN = (' data-names="hidden">', '<p class="quiet">Members are shown under pseudonyms')
-"""A page without names has the first; one that an earlier version made has the second alone. No name can hold
-either, because names are escaped."""
+OURS = '<meta name="generator" content="fedmerit'
+"""What every page has."""
+HIDDEN = ' data-names="hidden">'
+"""What a page without names has. No name can hold it, because names are escaped."""
 
 
 def page_path(folder: Path, heading: Heading) -> Path:
     """Return where the page of a run is: its name says which run it is, also when it is sent to somebody."""
-    if (folder / EARLIER).is_file():
-        return folder / EARLIER
     parts = ("page", file_part(heading.title), file_part(folder.resolve().name))
     return folder / f"{'-'.join(filter(None, parts))}.html"
 
@@ -137,7 +132,7 @@ def _refreshed(path: Path, language: str | None) -> str:
     if not installed():
         return words("file.old", path=path, folder=folder)
     try:
-        hidden = any(mark in there for mark in HIDDEN)
+        hidden = HIDDEN in there
         spoken_there = next((one for one in LANGUAGES if f'<html lang="{one}"' in there), LANGUAGES[0])
         write(path, page(folder, pseudonyms=hidden, language=language or spoken_there).encode())
     except (FedmeritError, OSError) as error:
@@ -146,7 +141,7 @@ def _refreshed(path: Path, language: str | None) -> str:
 
 
 def _ours(page: str) -> bool:
-    return any(mark in page for mark in OURS)
+    return OURS in page
 
 
 def check_target(path: Path, *, force: bool) -> None:
