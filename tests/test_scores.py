@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedmerit.errors import InputError, NeedsTable, ReportError, UndefinedScore
 from fedmerit.scoring.agreement import normalise
 from fedmerit.scoring.ground_truth import shapley
-from fedmerit.scoring.scores import SCORES, alpha, cos, ee, fp, influence, ioi, loo, solo, surplus
+from fedmerit.scoring.scores import SCORES, alpha, cos, cos_model, ee, fp, influence, ioi, loo, solo, surplus
 from fedmerit.scoring.types import Reports, Table
 from games import NULL_PLAYER, exact, reports, tables, two_additive_tables
 
@@ -401,3 +401,44 @@ def test_one_note_says_why_there_is_an_equal_split():
     assert fp(flat, pot="gain").notes == ("round 2: FP: nothing to distribute, the pot is 0",)
     assert ee(flat, pot="gain").notes == ("round 2: EE: nothing to distribute, the pot is 0",)
     assert fp(flat).status == fp(flat, pot="gain").status == "undefined"
+
+
+@given(reports())
+def test_with_nobody_worth_zero_the_scores_are_those_of_that_game(r):
+    """Alpha grows by v(M0)/2 for everybody; FP, EE and influence are those of reports with empty = 0."""
+    zero = Reports(empty=0, grand=r.grand, alone=r.alone, without=r.without, clients=r.clients)
+    for score in (alpha, fp, ee):
+        np.testing.assert_array_equal(score(r, empty="zero").values, score(zero).values)
+        assert score(r, empty="zero").status == score(zero).status
+    np.testing.assert_allclose(alpha(r, empty="zero").raw, alpha(r).raw + r.empty / 2, atol=1e-9)
+    said = r.grand - r.alone + r.without
+    if np.all(said > 0):
+        np.testing.assert_array_equal(influence(r, empty="zero"), influence(zero))
+
+
+def test_taking_nobody_as_zero_turns_a_reversed_round_round_and_drops_errors_of_differences():
+    late = Reports(empty=0.8, grand=0.79, alone=[0.79, 0.78], without=[0.8, 0.82], se_alpha=[0.1, 0.1])
+    assert (fp(late).status, fp(late, empty="zero").status) == ("reversed", "ok")
+    assert alpha(late).stderr is not None
+    assert alpha(late, empty="zero").stderr is None
+    for score in (alpha, fp, ee, influence):
+        with pytest.raises(InputError, match="got 'none'"):
+            score(late, empty="none")
+
+
+@given(st.integers(2, 5), st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_the_papers_cosine_is_that_of_the_models(n, length, seed):
+    rng = np.random.default_rng(seed)
+    start, updates = rng.normal(size=length), rng.normal(size=(n, length))
+    grand = start + updates.sum(0)
+    by_hand = [(start + u) @ grand / np.linalg.norm(start + u) / np.linalg.norm(grand) for u in updates]
+    np.testing.assert_allclose(cos_model(updates, start).values, by_hand, atol=1e-9)
+
+
+def test_a_model_of_zeros_has_no_cosine_and_lengths_must_agree():
+    with pytest.raises(UndefinedScore):
+        cos_model([[-1.0, 0.0], [0.0, 1.0]], [1.0, 0.0])
+    with pytest.raises(ReportError, match="got 2 and 3"):
+        cos_model([[1, 2], [3, 4]], [1, 2, 3])
+    with pytest.raises(ReportError, match="COS-MODEL: start"):
+        cos_model([[1.0, 2.0]], [np.nan, 0.0])

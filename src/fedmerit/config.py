@@ -211,7 +211,9 @@ class Scoring:
         "report, from which anybody can compute how sure a difference between two members is",
     )
     truth: Sequence[str] = setting(
-        (), '"mr-shapley", "shapley": need plain updates, so the run is marked as an analysis'
+        (),
+        '"mr-shapley", "round-shapley", "shapley": over all rounds, of the last round, retrained',
+        above="these need plain updates, so the run is marked as an analysis",
     )
 
 
@@ -316,6 +318,11 @@ class Config:
     def analysis(self) -> bool:
         """Whether the run looks at plain updates, which only an engine in one process can do."""
         return bool(self.scoring.truth) or self.training.weights == "current-scores"
+
+    def values_coalitions(self, number: int) -> bool:
+        """Return whether the ground truth asked for needs the utility of every coalition of this round."""
+        last = number == self.training.rounds
+        return "mr-shapley" in self.scoring.truth or (last and "round-shapley" in self.scoring.truth)
 
     @property
     def reports(self) -> bool:

@@ -60,7 +60,7 @@ SCALED = ("rmse-skill", "mae-skill")
 READERS = ("fashion-mini", "npz", "folder", "table", "cifar10", "brain-mri", "isic2019", "pcam")
 LOSSES = ("cross-entropy", "binary", "mse")
 STAGES = (*SUM_STAGES, "report")
-TRUTHS = ("mr-shapley", "shapley")
+TRUTHS = ("mr-shapley", "round-shapley", "shapley")
 
 
 def check(config: Config) -> None:

@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from rich.console import Console
 from tiny import tiny
 
 from fedmerit.errors import ConfigError, StoreError
 from fedmerit.ledger.chain import Ledger
+from fedmerit.report.terminal import print_truth
 from fedmerit.scoring.agreement import agreement
 from fedmerit.scoring.ground_truth import shapley
 from fedmerit.scoring.types import Table
@@ -54,6 +56,23 @@ def test_mr_sv_is_the_mean_of_the_rounds_own_shapley_values(analysed):
             assert table.values[15] == pytest.approx(reports["grand"], abs=1e-6)
         np.testing.assert_allclose(holder["truth"]["MR-SV"], np.mean(found, axis=0))
         np.testing.assert_allclose(holder["truth"]["rounds"], found)
+
+
+def test_the_shapley_value_of_the_last_round_needs_the_coalitions_of_that_round_only(
+    analysed, tmp_path, capsys
+):
+    content = run(tiny("scoring.truth=['round-shapley']"), tmp_path / "last")
+    assert sorted(path.name for path in (tmp_path / "last" / "tables").iterdir()) == ["round-0002.npz"]
+    for utility, part in content["companions"].items():
+        assert set(part["truth"]) == {"ROUND-SV"}
+        np.testing.assert_allclose(
+            part["truth"]["ROUND-SV"], analysed[0]["companions"][utility]["truth"]["rounds"][1], atol=1e-6
+        )
+    assert any(line.startswith("analysis:") for line in verify_folder(tmp_path / "last"))
+    print_truth(Console(width=200), content)
+    last = content["rounds"][-1]["scores"]["FP"]
+    near = agreement(last, content["truth"]["ROUND-SV"]).spearman
+    assert f"FP {near:.2f}" in capsys.readouterr().out
 
 
 def test_alpha_tracks_the_rounds_shapley_value_of_a_smooth_utility(analysed):

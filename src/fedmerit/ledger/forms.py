@@ -366,7 +366,7 @@ class _Walk:
         if both := [name for name in declined if name in (*one.reports, *one.withheld)]:
             raise LedgerError(f"{both[0]} declined and reported")
         looked, summed = self.analysed == self.closed + 1, not body["aborted"]
-        if "mr-shapley" in self.config.scoring.truth and looked != summed:
+        if self.config.values_coalitions(self.closed + 1) and looked != summed:
             raise LedgerError("expected an analysis if the round has a sum, and none otherwise")
         _hex(body["m"], "m")
         self._utilities(body, bool(one.reports or one.withheld))

@@ -277,16 +277,19 @@ def print_comparison(console: Console, found: Comparison) -> None:
 
 
 def print_truth(console: Console, content: Mapping[str, Any]) -> None:
-    """Print that plain updates were analysed, and how close the summed scores come to the ground truth."""
+    """Print that plain updates were analysed, and how close the scores come to the ground truth."""
     console.print(words("terminal.analysis"))
     for utility, part in ((content["utility"], content), *content["companions"].items()):
-        for name in ("MR-SV", "SV"):
+        for name in ("MR-SV", "ROUND-SV", "SV"):
             truth = part.get("truth", {}).get(name)
             if truth is None:
                 continue
-            found = []
-            for score, values in part["cumulative"].items():
-                spearman = None if None in values else agreement(values, truth).spearman
+            each, found = part["cumulative"], []
+            if name == "ROUND-SV":  # the same round's scores, as the paper publishes them
+                each = part["rounds"][-1]["scores"]
+            for score, values in each.items():
+                known = values is not None and None not in values and len(values) == len(truth)
+                spearman = agreement(values, truth).spearman if known else None
                 found.append(f"{score} {'-' if spearman is None else format(spearman, '.2f')}")
             told = words(
                 "terminal.spearman", truth=words(f"truth.{name}"), utility=utility, found=tuple(found)

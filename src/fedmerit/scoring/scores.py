@@ -87,6 +87,7 @@ def trimmed_mean_of_others(said: Vector) -> Vector:
 # ---------------------------------------------------------------------------------------------------- pots
 
 Pot = Literal["grand", "gain"]
+Empty = Literal["model", "zero"]
 
 NORMALISED = frozenset({
     "fallback", "split-equally", "opposite-signs", "empty-pot", "empty-up-to-rounding"
@@ -185,7 +186,7 @@ def ioi(reports: Reports) -> Scores:
     return _linear("IOI", reports.alone - reports.empty, reports, reports.se_ioi)
 
 
-def alpha(reports: Reports) -> Scores:
+def alpha(reports: Reports, *, empty: Empty = "model") -> Scores:
     r"""Return the mean of LOO and IOI (eq. 3): raw, signed, never reversed. fedmerit ranks and pays by it.
 
     .. math:: \alpha(i) = \frac{[v(M) - v(M - U_i)] + [v(M_0 + U_i) - v(M_0)]}{2}
@@ -193,14 +194,20 @@ def alpha(reports: Reports) -> Scores:
     It equals the Shapley value exactly in games where at most two clients interact at a time, and hence up
     to third order in the updates for a smooth utility.
 
+    Args:
+        reports: of one round.
+        empty: what nobody's coalition is worth: ``"model"`` is v(M0), as in the paper; ``"zero"`` is 0, as in
+            the code published with it. Every alpha then grows by v(M0)/2 and has no standard error.
+
     >>> alpha(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).values
     array([0., 1., 2.])
     """
     _check(reports, "ALPHA")
+    reports = _played(reports, empty)
     return replace(_linear("ALPHA", _alpha(reports), reports, reports.se_alpha), **_sketched(reports))
 
 
-def fp(reports: Reports, *, pot: Pot = "grand") -> Scores:
+def fp(reports: Reports, *, pot: Pot = "grand", empty: Empty = "model") -> Scores:
     r"""Return Fair-Private (Definition 3, eq. 2): alpha, rescaled to add up to the pot.
 
     .. math:: \mathrm{FP}(i) = \frac{\alpha(i)}{\sum_{j=1}^N \alpha(j)} \cdot v(M)
@@ -210,11 +217,17 @@ def fp(reports: Reports, *, pot: Pot = "grand") -> Scores:
     Args:
         reports: of one round.
         pot: ``"grand"`` distributes v(M) as the paper does, ``"gain"`` distributes v(M) - v(M0).
+        empty: see :func:`alpha`. With ``"zero"`` and a utility that is not negative, like accuracy, the sum
+            of alpha is negative only if models collapse: signs hardly ever turn.
 
     >>> fp(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).values
     array([0., 1., 2.])
+    >>> worse = Reports(empty=6, grand=5, alone=[4, 5], without=[5, 4])     # B is the better one
+    >>> fp(worse).status, fp(worse, empty="zero").values
+    ('reversed', array([2., 3.]))
     """
     _check(reports, "FP", everyone=True)
+    reports = _played(reports, empty)
     lost = noise(reports)
     candidates = (
         ("alpha", _alpha(reports), lost),
@@ -225,7 +238,7 @@ def fp(reports: Reports, *, pot: Pot = "grand") -> Scores:
     return replace(shared, **_sketched(reports))
 
 
-def ee(reports: Reports, *, pot: Pot = "grand", combine: Combine = "mean") -> Scores:
+def ee(reports: Reports, *, pot: Pot = "grand", combine: Combine = "mean", empty: Empty = "model") -> Scores:
     r"""Return Everybody-Else: what client i is worth according to all others (Definition 4, eqs. 4 and 5).
 
     .. math::
@@ -241,11 +254,13 @@ def ee(reports: Reports, *, pot: Pot = "grand", combine: Combine = "mean") -> Sc
         pot: see :func:`fp`.
         combine: how the others' reports are combined: their mean (as in the paper), their median, or their
             mean without the lowest and the highest (``"trimmed"``). The median gives at most three values.
+        empty: see :func:`alpha`.
 
     >>> ee(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).values
     array([0.75, 1.  , 1.25])
     """
     _check(reports, "EE", everyone=True)
+    reports = _played(reports, empty)
     if combine not in tuple(_OTHERS):
         raise InputError(f"combine must be one of {', '.join(_OTHERS)}, got {combine!r}")
     if combine == "trimmed" and reports.n < 4:
@@ -319,13 +334,16 @@ def cos(reports: Reports) -> Scores:
     return _linear("COS", np.where(null, 0.0, reports.cosine), reports, None, notes)
 
 
-def influence(reports: Reports) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def influence(
+    reports: Reports, *, empty: Empty = "model"
+) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     r"""Return whose reports move whose EE (the paper's table of relative influence), shape (N, N).
 
     .. math:: \mathrm{influence}[i, j] = \frac{r_i}{T - r_j} \ (i \ne j), \qquad
         r_i = [v(M) - v(M_0 + U_i)] + [v(M - U_i) - v(M_0)], \quad T = \sum_k r_k
 
     Entry [i, j] is the weight of reporter i in the score of client j. Columns sum to 1; the diagonal is 0.
+    ``empty`` is explained at :func:`alpha`.
 
     >>> influence(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).round(3)
     array([[0.   , 0.75 , 0.6  ],
@@ -333,6 +351,7 @@ def influence(reports: Reports) -> np.ndarray[tuple[int, int], np.dtype[np.float
            [0.333, 0.25 , 0.   ]])
     """
     _check(reports, "influence", everyone=True)
+    reports = _played(reports, empty)
     said = (reports.grand - reports.alone) + (reports.without - reports.empty)
     about = sum_of_others(said)
     zero = np.flatnonzero(np.abs(about) <= sum_of_others(1e-12 * np.abs(said) + noise(reports)))
@@ -342,6 +361,48 @@ def influence(reports: Reports) -> np.ndarray[tuple[int, int], np.dtype[np.float
     matrix = said[:, None] / about[None, :]
     np.fill_diagonal(matrix, 0.0)
     return matrix
+
+
+# ------------------------------------------------------------------------------------- from plain updates
+
+
+def cos_model(updates: npt.ArrayLike, start: npt.ArrayLike, clients: Iterable[str] | None = None) -> Scores:
+    r"""Return COS-MODEL, the paper's COS: the cosine of two models, M0 + U_i and M.
+
+    .. math:: \frac{\langle M_0 + U_i, M \rangle}{\| M_0 + U_i \| \, \| M \|}, \qquad M = M_0 + \sum_j U_j
+
+    All models contain M0, so the values are close to 1 and to each other; :func:`cos` compares updates.
+    ``gain`` is 0: a cosine divides nothing.
+
+    Args:
+        updates: U_i, shape (N, P); they sum up to M - M0.
+        start: M0, shape (P,).
+        clients: names; by default ``client-0``, ``client-1``, ...
+
+    Raises:
+        UndefinedScore: one of the models is zero.
+
+    >>> cos_model([[3, 0], [0, 1]], [0, 3], ["A", "B"]).values.round(2)        # (3, 3) and (0, 4) with (3, 4)
+    array([0.99, 0.8 ])
+    """
+    moves = _matrix(updates, "updates", "client", "COS-MODEL")
+    first = _matrix(np.asarray(start)[None], "start", "model", "COS-MODEL")[0]
+    if moves.shape[1] != len(first):
+        raise ReportError(
+            f"COS-MODEL: expected updates and start of the same length, got {moves.shape[1]} and {len(first)}"
+        )
+    products, squares, whole = np.zeros(len(moves)), np.zeros(len(moves)), 0.0
+    for begin in range(0, len(first), _COLUMNS):
+        part = slice(begin, begin + _COLUMNS)
+        own, base = moves[:, part].astype(np.float64), first[part].astype(np.float64)
+        grand, alone = base + own.sum(0), base + own
+        products, squares = products + alone @ grand, squares + (alone * alone).sum(1)
+        whole += float(grand @ grand)
+    if not whole or not squares.all():
+        raise UndefinedScore("COS-MODEL: a model is zero, so it has no direction")
+    names = names_of(() if clients is None else clients, len(moves), "COS-MODEL: ")
+    values = products / np.sqrt(squares * whole)
+    return Scores(score="COS-MODEL", clients=names, values=values, raw=values, gain=0.0)
 
 
 # -------------------------------------------------------------------------------- along a public direction
@@ -425,18 +486,20 @@ _COLUMNS = 1 << 20
 """Coordinates of updates at a time: their products are in float64."""
 
 
-def _matrix(values: Any, what: str, row: str) -> npt.NDArray[Any]:
+def _matrix(values: Any, what: str, row: str, score: str = "PHI") -> npt.NDArray[Any]:
     """Return real, finite numbers as a matrix, without a copy if they are in an array."""
-    given = sequence(values, f"PHI: {what}")
+    given = sequence(values, f"{score}: {what}")
     array = given if isinstance(given, np.ndarray) and given.dtype.kind in "iuf" else floats(given, what)
     if array.ndim == 1 and what == "gradient":
         array = array[None]
     if array.ndim != 2 or not array.size:
         expected = "(P,) or (blocks, P)" if what == "gradient" else "(clients, P)"
-        raise ReportError(f"PHI: {what} must have shape {expected}, none of them 0, got {array.shape}")
+        raise ReportError(f"{score}: {what} must have shape {expected}, none of them 0, got {array.shape}")
     for place, one in enumerate(array):
         if not max(-float(one.min()), float(one.max())) <= LARGEST:  # false also if one is NaN
-            raise ReportError(f"PHI: {what}: every value must be {A_NUMBER}; {row} {place} has another one")
+            raise ReportError(
+                f"{score}: {what}: every value must be {A_NUMBER}; {row} {place} has another one"
+            )
     return array
 
 
@@ -473,7 +536,8 @@ SCORES = {
     "EE": Score(ee, "Everybody-Else", "eqs. 4, 5", "alone, without of everyone"),
     "SURPLUS": Score(surplus, "alpha plus an equal rest", "beyond the paper", "alone, without of everyone"),
     "SOLO": Score(solo, "trained alone", "beyond the paper", "solo, solo_empty"),
-    "COS": Score(cos, "cosine similarity", "section 3.1", "cosine"),
+    "COS": Score(cos, "cosine of updates", "section 5.1, in words", "cosine"),
+    "COS-MODEL": Score(cos_model, "cosine of models", "section 5.1, formula", "updates, M0", reported=False),
     "PHI": Score(
         aumann_shapley,
         "Aumann-Shapley",
@@ -509,6 +573,20 @@ _OTHERS: dict[str, Callable[[Vector], Vector]] = {
 def _sketched(reports: Reports) -> dict[str, Any]:
     """Return what the reports say about how the clients' errors of alpha hang together."""
     return {} if reports.sketch is None else {"sketch": reports.sketch.T, "freedom": reports.freedom}
+
+
+def _played(reports: Reports, empty: Empty) -> Reports:
+    """Return the reports of the game in which nobody's coalition is worth v(M0), or 0.
+
+    Standard errors are of differences from v(M0), so with 0 there are none.
+    """
+    if empty == "model":
+        return reports
+    if empty != "zero":
+        raise InputError(f"empty must be 'model' (v(M0)) or 'zero', got {empty!r}")
+    return replace(
+        reports, empty=0.0, se_ioi=None, se_alpha=None, se_alpha_total=None, sketch=None, freedom=None
+    )
 
 
 def _alpha(reports: Reports) -> Vector:

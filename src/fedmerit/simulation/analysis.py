@@ -247,7 +247,7 @@ class Truth:
 
     def summed(self, plain: PlainRound) -> dict[str, Any] | None:
         """Evaluate and save all coalition models of a round; return the record for the ledger."""
-        if "mr-shapley" not in self.federation.config.scoring.truth:
+        if not self.federation.config.values_coalitions(plain.outcome.round):
             return None
         outcome, before, weights = plain.outcome, plain.m0, plain.weights
         updates = plain.updates
@@ -361,6 +361,8 @@ class Truth:
     def values(self, scored: Sequence[int]) -> dict[str, dict[str, Any]]:
         r"""Return, per utility, MR-SV over the scored rounds, the values of each round, and the retrained SV.
 
+        ``ROUND-SV`` is the Shapley value of the last round alone.
+
         Where rounds were sampled, ``se_MR-SV`` is the sampling error over R rounds, each with its own seed:
 
         .. math:: \frac1R \sqrt{\sum_t s_t(i)^2}
@@ -379,6 +381,10 @@ class Truth:
                     own_errors = [[(each or {}).get(name, 0.0) for each in errors] for name in names]
                     one["se_MR-SV"] = [math.hypot(*own) / len(paths) for own in own_errors]
                 one["rounds"] = [[values.get(name) for name in names] for values in rounds]
+            last = self.folder / f"round-{self.federation.config.training.rounds:04d}.npz"
+            if "round-shapley" in self.federation.config.scoring.truth and last.exists():
+                values = _value(last, utility.name)
+                one["ROUND-SV"] = [values.get(name, 0.0) for name in names]
             if (self.folder / "retrained.npz").exists():
                 values = _value(self.folder / "retrained.npz", utility.name)
                 one["SV"] = [values[name] for name in names]

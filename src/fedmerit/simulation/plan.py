@@ -213,6 +213,9 @@ def _costs(config: Config, present: list[int], evaluation: float, train_minutes:
     if "mr-shapley" in config.scoring.truth:
         coalitions = sum(1 << n if n <= MOST_EXACT else BUDGET for n in present)
         found.append(Cost("MR-SV (analysis)", coalitions, 0, coalitions * evaluation))
+    elif "round-shapley" in config.scoring.truth:
+        coalitions = 1 << present[-1] if present[-1] <= MOST_EXACT else BUDGET
+        found.append(Cost("SV of the last round (analysis)", coalitions, 0, coalitions * evaluation))
     if "shapley" in config.scoring.truth:
         n = len(config.clients)
         trainings = n * (1 << (n - 1)) * config.training.rounds
