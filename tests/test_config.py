@@ -415,7 +415,7 @@ def test_counts_stay_counts_and_fractions_fractions():
         ({"scoring": {"utilities": ["a", "a"]}},
          r"^scoring\.utilities: expected at least one utility, each once, got \['a', 'a'\]"),
         ({"scoring": {"truth": ["banzhaf"]}},
-         r"^scoring\.truth: expected mr-shapley or shapley, got 'banzhaf'"),
+         r"^scoring\.truth: expected mr-shapley or round-shapley or shapley, got 'banzhaf'"),
         ({"scoring": {"solo": 1}}, r"^scoring\.solo: expected true or false, got 1"),
         ({"scoring": {"method": "paid"}}, r"^scoring\.method: expected one of settled, both, reports, got"),
         ({"scoring": {"method": "settled", "game": "renormalised"}},
