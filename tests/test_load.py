@@ -3,13 +3,21 @@
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 import fedmerit as fm
+from fedmerit import verify
+from fedmerit.cli.score import read_reports
 from fedmerit.config import from_dict
 from fedmerit.errors import LedgerError, StoreError
+from fedmerit.identity import exact, number
+from fedmerit.ledger.records import rounds_of
+from fedmerit.report.source import read_source
 from fedmerit.simulation.run import run
+from fedmerit.storage import run_folder
+from fedmerit.storage.run_folder import snapshot
 
 SETTINGS = {
     "data": {"test_size": 50},
@@ -114,3 +122,39 @@ def test_a_run_without_a_score_says_so(tmp_path):
     run(from_dict(settings, ["scoring.method=reports"]), tmp_path / "run")
     with pytest.raises(StoreError, match="no round was scored"):
         fm.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("shown", [fm.load, read_source, lambda folder: read_reports(folder)[1]])
+@pytest.mark.parametrize("false", [1, 2])
+def test_what_is_shown_is_what_was_verified(runs, tmp_path, monkeypatch, shown, false):
+    """A ledger that answers falsely once: all that is shown comes from the reading that was verified."""
+    folder = shutil.copytree(runs / "reports", tmp_path / "run")
+    true = snapshot(folder / "ledger.sqlite")
+    forged = replace(true, all=tuple(map(doubled, true.all)))
+    readings = []
+
+    def read(path):
+        readings.append(path)
+        return forged if len(readings) == false else true
+
+    for module in (verify, run_folder):
+        monkeypatch.setattr(module, "snapshot", read)
+    try:
+        found = shown(folder)
+    except LedgerError:
+        assert false == 1
+        return
+    assert bool(getattr(found, "broken", "")) == (false == 1)
+    rounds = found.content.rounds if hasattr(found, "content") else found.rounds
+    values = [(getattr(one, "reports", None) or one).alone.tolist() for one in rounds]
+    assert values == [one.to_reports("expected-accuracy").alone.tolist() for one in rounds_of(true)]
+
+
+def doubled(record):
+    if record.kind != "report":
+        return record
+    measured = {
+        name: {**one, "alone": exact(2 * number(one["alone"]))}
+        for name, one in record.body["measured"].items()
+    }
+    return replace(record, body={**record.body, "measured": measured})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -16,7 +16,7 @@ from fedmerit.errors import CopyDiffers, KeyFileError, LedgerError, StoreError
 from fedmerit.heading import Heading
 from fedmerit.identity import SERVER, Member, Roster, read_roster
 from fedmerit.ledger.account import Account, account_of, accounts_of
-from fedmerit.ledger.chain import Copy, Ledger, Record, Records, verify_chain
+from fedmerit.ledger.chain import START, Copy, Ledger, Record, Records, verify_chain
 from fedmerit.ledger.decisions import (
     Decision,
     OwnPart,
@@ -54,6 +54,7 @@ from fedmerit.scoring.files import LEDGER
 from fedmerit.storage.archive import FolderArchive, check_archive
 from fedmerit.storage.run_folder import (
     Folder,
+    Snapshot,
     check_checkpoints,
     check_config,
     examine_disk,
@@ -253,8 +254,47 @@ def verify_folder(
         CopyDiffers: a score file is wrong, but the ledger is sound and has been described in full.
         LedgerError: names the first record, or the place in a file, that is wrong.
     """
-    path = Path(path)
     earlier = _earlier(after, member, roster)
+    _, differs = yield from _verified(Path(path), earlier, head, heads, member, roster, archive, gradient)
+    if differs is not None:
+        raise differs
+
+
+def verified(folder: str | Path, found: list[Note]) -> tuple[Snapshot, CopyDiffers | None]:
+    """Verify a run folder and return its ledger exactly as it was verified, which alone may be shown.
+
+    Args:
+        folder: the run folder.
+        found: gets the lines of :func:`verify_folder`, those before an error too.
+
+    Returns:
+        The ledger, and how a score file differs from it, if one does.
+
+    Raises:
+        StoreError: the ledger is empty.
+    """
+    if head_of(Path(folder) / LEDGER) == START.hex():
+        raise StoreError(f"{folder}: no round is scored yet: its ledger is empty")
+    checks = _verified(Path(folder), ())
+    while True:
+        try:
+            found.append(next(checks))
+        except StopIteration as end:
+            book, differs = end.value
+            return book, differs
+
+
+def _verified(
+    path: Path,
+    earlier: Sequence[RunPart],
+    head: str | None = None,
+    heads: str | Path | None = None,
+    member: str | None = None,
+    roster: Roster | str | Path | None = None,
+    archive: str | Path | None = None,
+    gradient: Gradient | None = None,
+) -> Generator[Note, None, tuple[Snapshot, CopyDiffers | None]]:
+    """Yield what is found in a folder; return the ledger that was read, and how a score file differs."""
     ledger, before = path / LEDGER, ""
     for attempt in range(1, ATTEMPTS + 1):
         lines: list[Note] = []
@@ -274,6 +314,7 @@ def verify_folder(
                 if isinstance(error, CopyDiffers):
                     yield from checked.about_money()
                     yield Note("head", head=book.head)
+                    return book, error
                 raise
             if attempt == ATTEMPTS:
                 raise LedgerError(
@@ -287,9 +328,10 @@ def verify_folder(
                 yield from about_scores(path, files, late, checked.config, running=not same)
                 yield from checked.about_money()
                 yield Note("head", head=book.head)
-                return
+                return book, None
         before = read
         time.sleep(PAUSE)
+    raise AssertionError("the last attempt returns or raises")
 
 
 def examine_folder(path: str | Path) -> Iterator[Note]:
@@ -307,7 +349,7 @@ def examine_folder(path: str | Path) -> Iterator[Note]:
     except OSError as error:  # such as a copy on a disk that can only be read
         yield Note("folder-unlocked", why=error.strerror or str(error))
     keys = sorted((path / "keys").glob("*.pem"))
-    for key in (*keys, *(path / "checkpoints").glob("*.safetensors")):
+    for key in (path / LEDGER, *keys, *(path / "checkpoints").glob("*.safetensors")):
         if (mode := stat.S_IMODE(key.stat().st_mode)) & 0o077:
             yield Note("problem", what=f"{key}: expected mode 600, got {mode:o}; run: chmod 600 {key}")
     yield Note("folder-keys", files=len(keys))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
@@ -11,6 +12,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from safetensors import numpy
 
 from fedmerit.errors import (
     FedmeritError,
@@ -897,6 +899,30 @@ def test_directions_and_products_that_only_the_server_and_its_friends_saw_are_re
     given = (archive, found, federation.records, federation.rounds, federation.config, gradient)
     with pytest.raises(LedgerError, match="the product of sum" if what == "product" else "of the gradient"):
         list(check_archive(*given))
+
+
+HEADER = b'{"x":{"dtype":"F4","shape":[9],"data_offsets":[0,36]}}'
+OTHER = (
+    b"",
+    b"no arrays at all",
+    len(HEADER).to_bytes(8, "little") + HEADER + bytes(36),
+    (2**62).to_bytes(8, "little") + b"{}",
+    *(np.zeros(shape, kind) for shape in (0, 1, (2, 3)) for kind in ("u1", "f8")),
+)
+
+
+@pytest.mark.parametrize("other", OTHER)
+def test_an_archive_of_other_arrays_with_a_right_checksum_is_refused(copied, other):
+    for name in ("direction-0001", "pool-0000", "round-0002"):
+        file = copied / "archive" / f"{name}.arrays"
+        whole = file.read_bytes()
+        data = other
+        if not isinstance(other, bytes):
+            data = numpy.save(dict.fromkeys(numpy.load(whole[32:]) if len(other) else (), other))
+        file.write_bytes(hashlib.sha256(data).digest() + data)
+        with pytest.raises(FedmeritError):
+            list(verify_folder(copied, archive=file.parent))
+        file.write_bytes(whole)
 
 
 def test_a_damaged_archive_is_named(copied):

@@ -123,9 +123,9 @@ def begun(folder, tmp_path):
         ("pool", 0, "its ledger holds 2 records, 0 of 4 rounds closed"),
         ("schedule", 0, "its ledger holds 7 records, 0 of 4 rounds closed; round 1 begun and not closed"),
         (
-            "round",
+            "scores",
             0,
-            "its ledger holds 10 records, 1 of 4 rounds closed; round 1 summed, but without any report",
+            "its ledger holds 11 records, 1 of 4 rounds closed; round 1 summed, but without any report",
         ),
     ],
 )
@@ -164,7 +164,7 @@ def test_a_run_that_is_over_without_a_score_says_why_and_what_another_needs(tmp_
 
 
 def test_scores_of_a_run_that_is_not_over_say_so(folder, begun):
-    path, said = begun("round", 1), "WARNING: the run is not over: this covers 2 of 4 rounds\n"
+    path, said = begun("scores", 1), "WARNING: the run is not over: this covers 2 of 4 rounds\n"
     assert call("score", path).stdout.startswith(said)
     for kind in ("json", "csv"):
         result = call("score", path, "--format", kind)

@@ -449,7 +449,7 @@ def tell_read(source: Source, screen: Console, name: str = "") -> None:
 def read_reports(
     source: Path, utility: str | None = None, *, after: Sequence[Path] = (), form: SheetForm | None = None
 ) -> tuple[Content, Recorded | None]:
-    """Return the reports of a file, or of a run's ledger; for a run also what else its ledger says.
+    """Return the reports of a file, or of a run's ledger, verified; for a run also what else its ledger says.
 
     ``after`` are the folders of the runs before it, if they are counted too. ``form`` says how a CSV file is
     written.
@@ -463,8 +463,10 @@ def read_reports(
             fail(f"{one}: expected a run folder, because several runs were given: there is no {LEDGER} in it")
     if (source / LEDGER).is_file():
         from fedmerit.storage.run_folder import recorded
+        from fedmerit.verify import verified
 
-        found = recorded(source, utility=utility, after=after)
+        *before, ledger = (verified(one, [])[0] for one in (*after, source))
+        found = recorded(ledger, utility=utility, after=before)
         return found.content, found
     file = scores_in(source) if source.is_dir() else source
     return read_content(file, utility=utility, form=form or FOUND_OUT), None

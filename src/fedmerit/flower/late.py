@@ -80,6 +80,8 @@ def _parcels(folder: Path) -> Iterator[Parcel]:
             number = path.stem.rpartition("-")[2]
             if number.isdecimal():
                 arrays = archive.load(kind, int(number))
+                if HEAD not in arrays:
+                    raise StoreError(f"{path}: expected a message of a settlement, got one without a head")
                 found += 1
                 yield Parcel(arrays.pop(HEAD).tobytes(), arrays)
     if not found:

@@ -43,8 +43,12 @@ from fedmerit.scoring.files import runs_below
 START = bytes(32)
 WAIT = 5.0
 """Seconds to wait while another process is writing."""
+STEPS = 1_000_000
+"""How many steps SQLite may take to open a file: a ledger needs a few dozen."""
+ROW = 10
+"""The least bytes of a row besides its cells."""
 _TABLE = (
-    "CREATE TABLE IF NOT EXISTS records (seq INTEGER PRIMARY KEY, author TEXT NOT NULL, kind TEXT NOT NULL, "
+    "CREATE TABLE records (seq INTEGER PRIMARY KEY, author TEXT NOT NULL, kind TEXT NOT NULL, "
     "body BLOB NOT NULL, digest BLOB NOT NULL, signature BLOB NOT NULL, seal BLOB NOT NULL)"
 )
 _CELLS = "seq, author, kind, body, digest, signature, seal"
@@ -98,25 +102,31 @@ class Records(Protocol):
 
 
 def _create(path: Path) -> None:
-    """Make an empty ledger in one step: whoever is killed meanwhile leaves none, and not half of one.
+    """Make an empty ledger that only its owner can read; a crash never leaves a partial one.
 
-    If another process was quicker, its ledger counts. Where files have one name only, nothing is made.
+    If another process was quicker, its ledger counts. Where files have one name only, the file is made empty.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with suppress(OSError, sqlite3.Error):
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL, 0o600))
         with closing(sqlite3.connect(temporary)) as made:
             made.execute("PRAGMA journal_mode=MEMORY")  # without a second file
             made.execute(_TABLE)
         os.link(temporary, path)
     with suppress(OSError):
         temporary.unlink(missing_ok=True)
+        os.close(os.open(path, os.O_CREAT, 0o600))  # SQLite gives -wal and -shm the mode of the file
 
 
 class Ledger:
-    """The records of one run. Use it as a context manager, and write inside :meth:`transaction`."""
+    """The records of one run. Use it as a context manager, and write inside :meth:`transaction`.
+
+    A file that somebody else wrote is only data: it must hold the table of records and nothing else (no view,
+    trigger or virtual table), and reading it costs no more than its size.
+    """
 
     def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
-        self.path = Path(path)
+        self.path, self._read_only = Path(path), read_only
         if read_only and not self.path.exists():
             folder = self.path.parent
             none = f" holds no run: no {self.path.name}{runs_below(folder)}"
@@ -125,21 +135,55 @@ class Ledger:
             _create(self.path)
         address = self.path.absolute().as_uri()
         if read_only:  # without a log nobody is writing: read the file alone, even on read-only media
-            log = self.path.with_name(self.path.name + "-wal")
-            address += "?mode=ro" if log.exists() else "?immutable=1"
+            address += "?mode=ro" if self._log.exists() else "?immutable=1"
         try:
             self._db = sqlite3.connect(address, uri=True, isolation_level=None, timeout=WAIT)
         except sqlite3.Error as error:
             raise LedgerError(f"{self.path}: cannot be opened as a ledger: {error}") from error
         try:
+            self._db.execute("PRAGMA trusted_schema=OFF")
+            self._db.set_progress_handler(lambda: 1, STEPS)
             if not read_only:
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.execute("PRAGMA synchronous=FULL")
-                self._db.execute(_TABLE)
-            self._db.execute("SELECT count(*) FROM records")
-        except sqlite3.Error as error:
+            self._check_schema()
+            self._db.set_progress_handler(None, 0)
+        except (sqlite3.Error, OSError) as error:
             self._db.close()
             raise LedgerError(f"{self.path}: cannot be opened as a ledger: {error}") from error
+        except LedgerError:
+            self._db.close()
+            raise
+
+    def _check_schema(self) -> None:
+        """Raise LedgerError unless the file holds exactly the table of records, which a new file gets."""
+        query = "SELECT type, name, sql FROM sqlite_master LIMIT 2"
+        found = self._db.execute(query).fetchall()
+        if not found and not self._read_only:
+            self._db.execute(_TABLE.replace("TABLE", "TABLE IF NOT EXISTS", 1))
+            found = self._db.execute(query).fetchall()
+        if found != [("table", "records", _TABLE)]:
+            held = ", ".join(f"{kind} {name!s:.40}" for kind, name, _ in found) or "nothing"
+            raise LedgerError(
+                f"{self.path}: cannot be opened as a ledger: expected the table of records and nothing else, "
+                f"got {held}",
+                code="schema",
+            )
+
+    @property
+    def _log(self) -> Path:
+        return self.path.with_name(self.path.name + "-wal")
+
+    def _most(self) -> int:
+        """Return how many bytes rows may have together: far more than fit into the file and its log.
+
+        Rows that are longer come from pages that are used more than once. A process may be writing meanwhile.
+        """
+        size = 0
+        for one in (self._log, self.path):
+            with suppress(FileNotFoundError):  # of the log, which its writer deletes
+                size += one.stat().st_size
+        return 2 * size + 2**20
 
     def __enter__(self) -> Ledger:
         return self
@@ -193,73 +237,67 @@ class Ledger:
         return self._tip()[1].hex()
 
     def __len__(self) -> int:
-        return int(self._execute("SELECT count(*) FROM records").fetchone()[0])
+        return self._tip()[0]
 
     def records(self, kind: str | None = None) -> Iterator[Record]:
         """Yield all records in order, or those of one kind. Bodies are parsed, but nothing is verified."""
         where, values = ("WHERE kind = ?", (kind,)) if kind else ("", ())
         query = f"SELECT {_CELLS}, {_ENDS} FROM records, {_END} {where} ORDER BY seq"  # noqa: S608 - no outside text
+        left = self._most() if self._read_only else None
+        if left is not None:
+            self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, left)
         rows = self._execute(query, values)
-        last, marked = 0, b""
+        last, digest, kept, mark = 0, START, 0, 0
         while True:
             try:
                 row = rows.fetchone()
-            except sqlite3.Error as error:
-                raise LedgerError(
-                    f"{self.path}: damaged after record {last}: {error}", code="damaged"
-                ) from error
+            except (sqlite3.Error, OverflowError) as error:
+                raise self._damaged(f"after record {last}: {error}") from error
             if row is None:
                 break
             *cells, kept, mark = row
+            if left is not None:
+                left -= ROW + sum(len(cell) for cell in cells[1:] if isinstance(cell, str | bytes))
+                if left < 0:
+                    raise self._damaged(f"after record {last}: its rows are longer than the file")
             found = parsed_record(*cells)
             yield found
-            last = found.seq
-            marked = found.digest if last == kept else marked
+            last, digest = found.seq, found.digest
         if kind is None and last:
-            self._check_end(last, kept, mark, marked)
+            self._check_end(last, digest, kept, mark)
 
     def _tip(self) -> tuple[int, bytes]:
         """Return the last record's number and digest; raise LedgerError if the file's header differs."""
+        query = f"SELECT seq, digest, {_ENDS} FROM records, {_END} ORDER BY seq DESC LIMIT 1"  # noqa: S608
         try:
-            row = self._execute(
-                f"SELECT seq, digest, {_ENDS} FROM records, {_END} ORDER BY seq DESC LIMIT 1"  # noqa: S608
-            ).fetchone()
+            row = self._execute(query).fetchone()
         except sqlite3.Error as error:
-            raise LedgerError(f"{self.path}: damaged: {error}", code="damaged") from error
+            raise self._damaged(str(error)) from error
         if row is None:
-            kept, mark = self._execute(f"SELECT {_ENDS} FROM {_END}").fetchone()  # noqa: S608
-            self._check_end(0, kept, mark, START)
-            return 0, START
+            row = (0, START, *self._execute(f"SELECT {_ENDS} FROM {_END}").fetchone())  # noqa: S608
         seq, digest, kept, mark = row
         if not isinstance(digest, bytes) or len(digest) != len(START):
-            raise LedgerError(
-                f"{self.path}: damaged: the digest of record {seq}, the last one, is not a digest",
-                code="damaged",
-            )
-        marked = digest
-        if kept != seq:
-            found = self._execute("SELECT digest FROM records WHERE seq = ?", (kept,)).fetchone()
-            marked = found[0] if found and isinstance(found[0], bytes) else b""
-        self._check_end(seq, kept, mark, marked)
+            raise self._damaged(f"the digest of record {seq}, the last one, is not a digest")
+        self._check_end(seq, digest, kept, mark)
         return int(seq), digest
 
-    def _check_end(self, seq: int, kept: int, mark: int, marked: bytes) -> None:
-        """Raise LedgerError if the header of the file names a last record that is gone or different.
+    def _check_end(self, seq: int, digest: bytes, kept: int, mark: int) -> None:
+        """Raise LedgerError if the header of the file names another last record.
 
         A damaged page of the table can make the last records disappear, and what is left is a valid chain.
-        Version 0.1.0 does not write the header, so the header may be empty, or older than the last records.
 
         Args:
             seq: number of the last record.
+            digest: its digest.
             kept: number of the last record, according to the header.
             mark: part of that record's digest, according to the header.
-            marked: the digest of that record in the table.
         """
-        if (kept or mark) and (kept > seq or mark != _mark(marked)):
-            here = f"the last one here is record {seq}" if kept > seq else "which is another one here"
-            raise LedgerError(
-                f"{self.path}: damaged: by its header it ends with record {kept}, {here}", code="damaged"
-            )
+        if (kept, mark) != (seq, _mark(digest)):
+            here = f"the last one here is record {seq}" if kept != seq else "which is another one here"
+            raise self._damaged(f"by its header it ends with record {kept}, {here}")
+
+    def _damaged(self, how: str) -> LedgerError:
+        return LedgerError(f"{self.path}: damaged: {how}", code="damaged")
 
     def _execute(self, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
         try:

@@ -27,7 +27,7 @@ from fedmerit.scoring.files import LEDGER, read_content, scores_in
 from fedmerit.scoring.repeats import Repeats, repeats, spread_factors
 from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm, check_form
 from fedmerit.storage.run_folder import recorded
-from fedmerit.verify import verify_folder
+from fedmerit.verify import verified
 
 MAY_DIFFER = ("run.repeat", "run.device", *(f"report.{key}" for key in ReportSettings.__dataclass_fields__))
 """Settings in which repeats may differ."""
@@ -103,9 +103,10 @@ def _read(
 ) -> ComparedRun:
     check_form(path, form)
     if (path / LEDGER).is_file():
-        found = recorded(path, utility=utility)
-        for _ in verify_folder(path):  # compares only what verifies
-            pass
+        ledger, differs = verified(path, [])  # compares only what verifies
+        if differs:
+            raise differs
+        found = recorded(ledger, utility=utility)
         part, pool = part_of(found.ledger), first_body(found.ledger, "pool")
         source = source_of(found.content, found, missing=missing or found.config.scoring.missing)
         return ComparedRun(str(path), Facts(source, score=score), part.id, part, pool)

@@ -238,8 +238,9 @@ def tracked(
 def replay(folder: Path, tracker: Tracker) -> int:
     """Send a recorded run, such as one between machines, to a tracker; return how many rounds had scores."""
     from fedmerit.storage.run_folder import recorded  # here, so that a table of scores loads no ledger
+    from fedmerit.verify import verified
 
-    found = recorded(folder) if (folder / LEDGER).is_file() else None
+    found = recorded(verified(folder, [])[0]) if (folder / LEDGER).is_file() else None
     rounds = (found.content if found else read_content(scores_in(folder))).rounds
     config = of_folder(folder)
     account = found.accounts[-1] if found and found.accounts else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedmerit.config import Config
-from fedmerit.errors import CopyDiffers, LedgerError
+from fedmerit.errors import LedgerError
 from fedmerit.ledger.decisions import Decision, decisions_of
 from fedmerit.notes import Note, words
 from fedmerit.report.exports import as_html, columns, frame_of
@@ -20,7 +20,7 @@ from fedmerit.scoring.accumulate import number_of
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.types import Reports, Scores
 from fedmerit.storage.run_folder import Recorded, recorded
-from fedmerit.verify import verify_folder
+from fedmerit.verify import verified
 
 Part = Literal["scores", "rounds", "decisions"]
 
@@ -40,11 +40,10 @@ def load(folder: str | Path) -> Run:
             f"{folder}: expected a run folder, got a file; fedmerit.read reads files of reports"
         )
     checks: list[Note] = []
-    try:
-        checks.extend(verify_folder(folder))
-    except CopyDiffers as error:  # nothing is read from that file
-        checks.append(Note("problem", what=str(error)))
-    return Run(Path(folder), recorded(folder), tuple(checks))
+    ledger, differs = verified(folder, checks)
+    if differs:  # nothing is read from that file
+        checks.append(Note("problem", what=str(differs)))
+    return Run(Path(folder), recorded(ledger), tuple(checks))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedmerit.config import Config, Corruption, of_folder
-from fedmerit.errors import CopyDiffers, FedmeritError, FileFormatError, LedgerError, StoreError
+from fedmerit.errors import FedmeritError, FileFormatError, LedgerError, StoreError
 from fedmerit.heading import NO_HEADING, Heading
 from fedmerit.ledger.account import Account, SettledRound, total_of
 from fedmerit.ledger.decisions import Decision, decisions_of
@@ -31,7 +31,7 @@ from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm, check_form
 from fedmerit.scoring.tidy import VECTORS
 from fedmerit.scoring.types import Reports
 from fedmerit.storage.run_folder import Recorded, recorded, scored_in, write
-from fedmerit.verify import verify_folder
+from fedmerit.verify import verified
 
 # --------------------------------------------------------------------------------------------------- costs
 
@@ -321,13 +321,10 @@ def _of_run(folder: Path) -> Source:
     lines: list[Note] = []
     changed, corruption = None, Corruption()
     try:
-        found = recorded(folder)
-        corruption = found.config.corruption
-        try:
-            lines.extend(verify_folder(folder))
-        except CopyDiffers as error:  # the page uses nothing from that file
-            changed = error.file, str(error)
-        ledger, rounds, scoring = found.ledger, found.rounds, found.config.scoring
+        ledger, differs = verified(folder, lines)
+        changed = (differs.file, str(differs)) if differs else None  # the page uses nothing from that file
+        found = recorded(ledger)
+        corruption, rounds, scoring = found.config.corruption, found.rounds, found.config.scoring
         run, pool = first_body(ledger, "run"), first_body(ledger, "pool")
         decisions = tuple(decisions_of(ledger, rounds, scoring))
         book = LedgerFacts(run, pool, rounds, decisions, ledger.head, len(ledger))

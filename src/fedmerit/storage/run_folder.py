@@ -211,7 +211,18 @@ def read_checkpoint(path: Path, number: int, digest: str) -> dict[str, npt.NDArr
     found = hashlib.sha256(data).hexdigest()
     if found != digest:
         raise StoreError(f"{path}: damaged: expected SHA-256 {digest[:16]}..., found {found[:16]}...")
-    arrays: dict[str, npt.NDArray[Any]] = safetensors().load(data)
+    return arrays_in(path, data)
+
+
+def arrays_in(path: Path, data: bytes) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays in the bytes of a file; raise StoreError if they hold none."""
+    load = safetensors().load
+    from safetensors import SafetensorError
+
+    try:
+        arrays: dict[str, npt.NDArray[Any]] = load(data)
+    except (SafetensorError, LookupError, TypeError, ValueError) as error:
+        raise StoreError(f"{path}: damaged: it holds no arrays: {error!s:.100}") from error
     return arrays
 
 
@@ -387,25 +398,25 @@ class Recorded:
         return tuple(about(self.rounds))
 
 
-def recorded(folder: str | Path, *, utility: str | None = None, after: Sequence[str | Path] = ()) -> Recorded:
+def recorded(
+    folder: str | Path | Snapshot, *, utility: str | None = None, after: Sequence[str | Path | Snapshot] = ()
+) -> Recorded:
     """Return the reports of all rounds of a run that have any.
 
     Args:
-        folder: the run folder; its records are read, not verified.
+        folder: the run folder, whose records are read, not verified; or its ledger as it was verified.
         utility: the utility to read; the paid one unless given.
-        after: folders of the runs before this one, in order, whose rounds are counted too.
+        after: the runs before this one, in order, whose rounds are counted too.
 
     Raises:
         DoesNotFollow: one of the runs does not follow the one before it.
         StoreError: no round is scored; it says what the ledger holds and, if the run is over, what to do.
     """
-    path = Path(folder) / LEDGER
-    ledger = snapshot(path)
-    if not (len(ledger) or ledger.damaged):
-        raise StoreError(f"{folder}: no round is scored yet: its ledger is empty")
+    ledger = _book(folder)
+    path, folder = ledger.path, ledger.path.parent
     config, rounds, runs = config_of(ledger), rounds_of(ledger), tuple[RunPart, ...]()
     if after:
-        runs = (*(part_of(snapshot(Path(one) / LEDGER)) for one in after), part_of(ledger))
+        runs = (*(part_of(_book(one)) for one in after), part_of(ledger))
         rounds = list(joined(runs))
     utilities = config.scoring.utilities
     if utility is not None and utility not in utilities:
@@ -430,6 +441,10 @@ def recorded(folder: str | Path, *, utility: str | None = None, after: Sequence[
         )
     clients = tuple(dict.fromkeys((*config.clients, *(name for run in runs for name in run.config.clients))))
     return Recorded(ledger, config, tuple(rounds), Content(scored, clients), runs, accounts, unsettled)
+
+
+def _book(run: str | Path | Snapshot) -> Snapshot:
+    return run if isinstance(run, Snapshot) else snapshot(Path(run) / LEDGER)
 
 
 def _accounts(
