@@ -1,21 +1,28 @@
 """Spreadsheets as people send them: what is read, what is said about it, what is refused, in one table."""
 
 import csv
+import html
 import io
 import json
+import re
 from decimal import Decimal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from command_line import call
 from fedmerit.data import load
 from fedmerit.errors import DataError, FileFormatError, InputError
 from fedmerit.report.facts import Facts
 from fedmerit.report.source import pseudonymised, read_source
+from fedmerit.report.text import markdown
 from fedmerit.scoring.amounts import CURRENCIES, amount_of, readings
 from fedmerit.scoring.files import as_csv, document, read, read_content
-from fedmerit.scoring.spreadsheets import LARGEST
+from fedmerit.scoring.scores import alpha
+from fedmerit.scoring.spreadsheets import LARGEST, sheet_text, text_cell, text_of
+from fedmerit.scoring.tidy import template
+from fedmerit.scoring.types import Reports
 
 HEADER = "round;client;empty;grand;alone;without"
 SHEET = f"""{HEADER}
@@ -617,3 +624,61 @@ def test_amounts_that_are_printed_can_be_pasted(cents, form, marks, currency, sh
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_numbers_that_programs_write_are_read_with_a_point(number):
     assert float(readings(repr(number))["."]) == number
+
+
+# ------------------------------------------------------------------------------------------------- formulas
+
+EVIL = ["=HYPERLINK(A1)", "+1+cmd|'/C calc'!A0", "-2+3", "@SUM(A1)", "Ulm;=1+1", "'=kept", "a, -b", "\uff1d1"]
+LIVE = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
+
+
+def is_live(text):
+    """Whether a program that separates cells in one of four ways would run one of the cells as a formula."""
+    for mark in ",;|\t":
+        for row in csv.reader(io.StringIO(text, newline=""), delimiter=mark):
+            for cell in (part for whole in row for part in (whole, *whole.split(mark))):
+                try:
+                    float(cell.partition(",")[0])
+                except ValueError:
+                    if cell.lstrip(" ").startswith(LIVE):
+                        return True
+    return False
+
+
+def of_names(names):
+    n = len(names)
+    given = {"empty": 0, "grand": 1, "alone": [0.5] * n, "without": [1 - 1 / n] * n, "se_alpha": [0.1] * n}
+    return Reports(**given, clients=names, utility="=v", round=1)
+
+
+def test_no_name_is_a_formula_in_any_table_and_our_own_reads_back(tmp_path):
+    one = of_names(EVIL)
+    file = tmp_path / "reports.csv"
+    file.write_text(as_csv(document([one])), encoding="utf-8")
+    (again,) = read(file)
+    assert (again.clients, again.utility, again.alone.tolist()) == (tuple(EVIL), "=v", one.alone.tolist())
+    paid = call("rewards", file, "--budget", "100", "--format", "csv")
+    assert paid.exit_code == 0, paid.output
+    made = (file.read_text(), paid.stdout, alpha(one).to_csv(), template(EVIL, 2), template(EVIL, 2, ";"))
+    assert not any(map(is_live, made))
+    assert is_live("a,=1+1\n")
+    assert is_live('"x;=1+1",2\n')
+
+
+@given(st.text(alphabet="=+-@'; ,|\t\r\naä1\uff1d", max_size=8), st.sampled_from([",", ";"]))
+def test_every_text_reads_back_and_runs_nowhere(text, mark):
+    assert text_of(text_cell(text)) == text
+    if "\r" not in text and "\n" not in text:
+        ((cell, number),) = csv.reader([sheet_text([[text, -1.5]], mark)], delimiter=mark)
+        assert (text_of(cell), number) == (text, "-1.5")
+        assert not is_live(sheet_text([[text, "x"]], mark))
+
+
+@given(st.text(alphabet="<>&;|`*_[]()#-=+~\\!a1 ", max_size=20))
+def test_a_name_is_text_in_markdown(name):
+    told = markdown(name)
+    assert "<" not in told
+    assert ">" not in told
+    assert not re.search(r"(?<!\\)(\\\\)*[|`*\[\]]", told)
+    assert not re.match(r"\s*[#+=-]", told)
+    assert html.unescape(re.sub(r"\\([^\w\s]|_)", r"\1", told)) == name

@@ -135,3 +135,15 @@ def test_the_cent_left_over_is_in_no_share():
     """Thirds of 100.00: the first has 33.34, for a share of 33.33%."""
     text = told("A", [0.1, 0.1, 0.1], Terms("100.00", "accuracy"))
     assert "**33.34** of 100.00, for a share of 33.33%, by the rule “fair”." in text
+
+
+def test_no_name_is_html_or_a_link_in_markdown():
+    names = ("<img src=x>", "[B](http://x)", "**C**")
+    given = reports([0.3, 0.2, 0.1], [0.01] * 3, clients=names)
+    for name in names:
+        text = as_markdown(decided([given], Terms("1000.00", "accuracy")), name)
+        assert "<" not in text
+        assert "](" not in text.replace(r"\](", "")
+        assert "**C**" not in text
+        assert text.startswith("# ")
+        assert "**" in text  # our own

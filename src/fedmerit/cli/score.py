@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -325,6 +323,7 @@ def _payouts_as(
 ) -> str:
     """Return payouts as text for programs; members who never reported are listed with 0."""
     from fedmerit.scoring.share_intervals import amounts_within
+    from fedmerit.scoring.spreadsheets import sheet_text
 
     none = dict.fromkeys(unscored, 0.0)
     divided_all = {**divided, **none}
@@ -332,14 +331,12 @@ def _payouts_as(
     within = spans or {}
     amounts_sure = amounts_within(within, paid)
     if format is Format.csv:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
         ends = ("share_low", "share_high", "payout_low", "payout_high")
-        writer.writerow(("client", "share", "payout", *(ends if spans else ())))
+        rows: list[tuple[Any, ...]] = [("client", "share", "payout", *(ends if spans else ()))]
         for name, share in divided_all.items():
             sure = (*within.get(name, ("", "")), *amounts_sure.get(name, ("", "")))
-            writer.writerow((name, repr(share), amounts[name], *(sure if spans else ())))
-        return text.getvalue()
+            rows.append((name, share, amounts[name], *(sure if spans else ())))
+        return sheet_text(rows)
     plain = {
         "budget": str(paid.budget),
         "currency": paid.currency,

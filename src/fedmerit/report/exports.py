@@ -12,9 +12,7 @@ TensorBoard and MLflow are imported only when a tracker for them is made.
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +28,7 @@ from fedmerit.scoring.accumulate import Missing, accumulate, number_of
 from fedmerit.scoring.files import LEDGER, read_content, scores_in
 from fedmerit.scoring.rewards import USUAL_RULE, shares
 from fedmerit.scoring.scores import alpha
+from fedmerit.scoring.spreadsheets import sheet_text
 from fedmerit.scoring.types import Reports, Scores
 from fedmerit.scoring.uncertainty import intervals, rank_intervals
 
@@ -87,11 +86,7 @@ def frame_of(columns: Mapping[str, Sequence[Any]]) -> Any:
 def as_csv(scores: Scores) -> str:
     """Return the same table as CSV; floats read back exactly."""
     found = columns(scores)
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(found)
-    writer.writerows(zip(*found.values(), strict=True))
-    return out.getvalue()
+    return sheet_text([found, *zip(*found.values(), strict=True)])
 
 
 def as_html(scores: Scores) -> str:
@@ -311,7 +306,9 @@ class TensorBoard:
 
     def start(self, config: Mapping[str, Mapping[str, Any]]) -> None:
         """Write the settings as a table of text."""
-        rows = [f"| {name} | {value} |" for name, value in _flat(config).items()]
+        from fedmerit.report.text import markdown
+
+        rows = [f"| {name} | {markdown(str(value))} |" for name, value in _flat(config).items()]
         self._writer.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *rows]))
 
     def round(self, number: int, scores: Curves) -> None:

@@ -26,7 +26,9 @@ from fedmerit.report.facts import Facts
 from fedmerit.report.findings import Happened
 from fedmerit.report.source import Span, source_as_decided
 from fedmerit.report.text import (
+    INSIDE,
     about,
+    markdown,
     money_text,
     noun,
     settlement_sentences,
@@ -43,7 +45,6 @@ from fedmerit.storage.run_folder import write
 
 STATUSES: tuple[Happened, ...] = ("counted", "silent", "unstated", "declined", "blamed", "lost", "away")
 """What can happen in a round of a ledger."""
-MARKDOWN = {"b": "**", "/b": "**", "code": "`", "/code": "`"}
 
 
 def facts_as_decided(
@@ -90,25 +91,27 @@ MOST_LINES = 40
 
 
 def as_markdown(facts: Facts, client: str) -> str:
-    """Return a member's statement as Markdown."""
+    """Return a member's statement as Markdown; names are text there, whatever letters they have."""
     prefix = {"h1": "# ", "h2": "## ", "p": "", "lead": ""}
     parts = []
-    for kind, content in _blocks(facts, client, MARKDOWN):
+    for kind, content in _blocks(facts, client):
         if isinstance(content, str):
-            parts.append(prefix[kind] + content)
+            parts.append(prefix[kind] + markdown(content))
         elif kind == "table":
             rule = "|".join(["---", *["---:"] * (len(content[0]) - 1)])
-            head, *rows = (f"| {' | '.join(row)} |" for row in content)
+            head, *rows = (f"| {' | '.join(map(markdown, row))} |" for row in content)
             parts.append("\n".join([head, f"|{rule}|", *rows]))
+        elif kind == "ul":
+            parts.append("\n".join(f"- {markdown(str(line))}" for line in content))
         else:
-            parts.append("\n".join(f"{'- ' if kind == 'ul' else '    '}{line}" for line in content))
+            parts.append("\n".join(f"    {line}" for line in content))
     return "\n\n".join(parts) + "\n"
 
 
 def as_html(facts: Facts, client: str) -> str:
     """Return a member's statement as one HTML file that prints on a page or two, and loads nothing."""
     body = []
-    for kind, content in _blocks(facts, client, _INSIDE):
+    for kind, content in _blocks(facts, client):
         if kind == "ul":
             body.append("<ul>" + "".join(f"<li>{_marked(str(line))}</li>" for line in content) + "</ul>")
         elif kind == "pre":
@@ -134,8 +137,6 @@ def as_html(facts: Facts, client: str) -> str:
     )
 
 
-_INSIDE = {"b": "\x01", "/b": "\x02", "code": "\x03", "/code": "\x04"}
-"""Marks in text that is still to be escaped: no name contains these characters."""
 _TAGS = str.maketrans({"\x01": "<strong>", "\x02": "</strong>", "\x03": "<code>", "\x04": "</code>"})
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --soft: #595959; --line: #d9d9d4; --paper: #fff; }
@@ -184,8 +185,9 @@ def _marked(text: str) -> str:
     return escape(unbroken(text)).translate(_TAGS)
 
 
-def _blocks(facts: Facts, client: str, marks: Mapping[str, str]) -> Iterator[Block]:
+def _blocks(facts: Facts, client: str) -> Iterator[Block]:
     """Yield a member's statement, part by part: first what it earns."""
+    marks = INSIDE
     decision, book = _decided(facts)
     yield "h1", words("statement.title", client=client)
     if about_it := words("list.clause").join(_identity(facts)):

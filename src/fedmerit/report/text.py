@@ -179,6 +179,24 @@ def unbroken(text: str) -> str:
     return _BREAKS.sub(lambda found: "\u2011" if found[0] == "-" else "\u00a0", text)
 
 
+INSIDE = {"b": "\x01", "/b": "\x02", "code": "\x03", "/code": "\x04"}
+"""Marks in text that is still to be escaped: no name contains these characters."""
+_MARKS = str.maketrans({"\x01": "**", "\x02": "**", "\x03": "`", "\x04": "`"})
+
+
+def markdown(text: str) -> str:
+    """Return text for Markdown, where it is shown as it is: no HTML, link, heading, emphasis or new cell.
+
+    >>> print(markdown("<b>A|B</b> owes [me](x) *much*"))
+    &lt;b&gt;A\\|B&lt;/b&gt; owes \\[me\\](x) \\*much\\*
+    >>> print(markdown("# A"), markdown("client_1"), markdown("_A_"), markdown("A & B"))
+    \\# A client_1 \\_A\\_ A & B
+    """
+    told = re.sub(r"&(?=#?\w+;)", "&amp;", text).replace("<", "&lt;").replace(">", "&gt;")
+    told = re.sub(r"([\\`*\[\]|~]|(?<!\w)_|_(?!\w))", r"\\\1", told)
+    return re.sub(r"^(\s*)([#+=-])", r"\1\\\2", told).translate(_MARKS)
+
+
 def dashed(numbers: str) -> str:
     """Return numbers for a page, with a dash between the ends of a range.
 

@@ -8,11 +8,9 @@ all of them. If it has ``companions`` (documents by utility), the one for the re
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
@@ -23,7 +21,7 @@ from fedmerit.errors import FileFormatError, InputError, ReportError, UndefinedS
 from fedmerit.notes import Note
 from fedmerit.scoring.accumulate import SUMMABLE, Missing, accumulate
 from fedmerit.scoring.scores import SCORES, score_of
-from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm, check_form, fail
+from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm, check_form, fail, sheet_text
 from fedmerit.scoring.tidy import PER_CLIENT, TEXT, VECTORS, FileRound, rounds_of_csv
 from fedmerit.scoring.types import Reports, Scores, Vector
 from fedmerit.scoring.validate import spelled, two_spellings
@@ -553,7 +551,7 @@ def as_csv(content: Mapping[str, Any]) -> str:
     silent = ("silent",) if any(one.get("silent") for one in rounds) else ()
     columns = (silent, per_round, per_client, sketch, scores)
     head = ["round", "client", *silent, "utility", "empty", "grand", *per_round]
-    text = _lines([[*head, "alone", "without", *per_client, *sketch, *scores]])
+    text = sheet_text([[*head, "alone", "without", *per_client, *sketch, *scores]])
     for one in rounds:
         made = partial(_csv_round, one, content["utility"], *columns)
         text += one.text(columns, made) if isinstance(one, RoundEntry) else made()
@@ -582,13 +580,7 @@ def _csv_round(
             + [" ".join(map(str, reports["sketch"][k])) if name in reports else None for name in sketch]
             + [(one["scores"][name][k] if one["scores"].get(name) else None) for name in scores]
         )
-    return _lines(lines)
-
-
-def _lines(rows: Iterable[Sequence[Any]]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
-    return out.getvalue()
+    return sheet_text(lines)
 
 
 def settled_csv(content: Mapping[str, Any]) -> str:
@@ -606,7 +598,7 @@ def settled_csv(content: Mapping[str, Any]) -> str:
     }
     rows = dict.fromkeys((one["round"], name) for one in content["rounds"] for name in one["participants"])
     found = (*rows, *(key for key in settled if key not in rows))
-    return _lines(
+    return sheet_text(
         [
             ["round", "client", "utility", "stated", "PHI"],
             *([*key, content["utility"], *settled.get(key, (None, None))] for key in found),

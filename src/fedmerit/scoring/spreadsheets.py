@@ -20,11 +20,11 @@ import contextlib
 import csv
 import io
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fedmerit.errors import FileFormatError, InputError
 from fedmerit.notes import Note, nearest
@@ -89,6 +89,41 @@ class Sheet:
 def fail(path: Path, where: str, problem: str) -> NoReturn:
     """Raise FileFormatError with the place and the problem."""
     raise FileFormatError(f"{path}: {where}: {problem}") from None
+
+
+# ------------------------------------------------------------------------------------------------- written
+
+_PLACE = r"(^|[;,|\t\r\n])"
+_FORMULA = r"[' ]*[=+\-@\uff1d\uff0b\uff0d\uff20]"
+_LIVE, _QUOTED = re.compile(rf"{_PLACE}(?={_FORMULA})"), re.compile(rf"{_PLACE}'(?={_FORMULA})")
+_PLAIN = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
+
+
+def sheet_text(rows: Iterable[Iterable[Any]], delimiter: str = ",") -> str:
+    """Return rows as CSV, in which no text is a formula; numbers stay numbers and read back exactly."""
+    out = io.StringIO()
+    writer = csv.writer(out, delimiter=delimiter, lineterminator="\n")
+    writer.writerows([text_cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    return out.getvalue()
+
+
+def text_cell(text: str) -> str:
+    """Return a text as a cell that no spreadsheet program runs: an apostrophe before what begins a formula.
+
+    A program that separates cells elsewhere sees a cell behind every separator, so these count too.
+
+    >>> text_cell("=1+1"), text_cell("Ulm;@SUM(A1)"), text_cell("-12.5"), text_cell("Site-1")
+    ("'=1+1", "Ulm;'@SUM(A1)", '-12.5', 'Site-1')
+    """
+    return text if _PLAIN.fullmatch(text) else _LIVE.sub(r"\1'", text)
+
+
+def text_of(cell: str) -> str:
+    """Return the text of which `text_cell` made a cell."""
+    return _QUOTED.sub(r"\1", cell)
+
+
+# ---------------------------------------------------------------------------------------------------- read
 
 
 def read_sheet(

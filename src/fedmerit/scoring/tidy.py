@@ -12,8 +12,6 @@ CSV file may be written.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +20,16 @@ from typing import Any
 from fedmerit.errors import InputError
 from fedmerit.notes import Note
 from fedmerit.scoring.scores import SCORES
-from fedmerit.scoring.spreadsheets import FOUND_OUT, Sheet, SheetForm, fail, looks_like_a_date, read_sheet
+from fedmerit.scoring.spreadsheets import (
+    FOUND_OUT,
+    Sheet,
+    SheetForm,
+    fail,
+    looks_like_a_date,
+    read_sheet,
+    sheet_text,
+    text_of,
+)
 from fedmerit.scoring.validate import (
     A_NUMBER,
     LARGEST,
@@ -72,7 +79,8 @@ def rounds_of_csv(path: Path, form: SheetForm = FOUND_OUT) -> tuple[list[FileRou
     if not sheet.rows:
         fail(path, f"line {sheet.header}", "only a header, no reports")
     grouped: dict[int, list[tuple[int, Mapping[str, str]]]] = {}
-    for line, cells in sheet.rows:
+    for line, written in sheet.rows:
+        cells = {**written, **{name: text_of(written[name]) for name in ("client", *TEXT) if name in written}}
         number = _number(sheet, line, cells, "round")
         if not number.is_integer() or number < 0:
             fail(path, f"line {line}", f"round must be a whole number, 0 or more, got {cells['round']!r}")
@@ -176,9 +184,6 @@ def template(clients: Sequence[str], rounds: int, delimiter: str = ",") -> str:
         one, other = spelled(*found)
         raise InputError(f"{one} and {other} differ only in case, blanks or how letters are composed")
     columns = ("round", "client", "utility", "empty", "grand", "alone", "without", "se_alpha")
-    out = io.StringIO()
-    writer = csv.writer(out, delimiter=SheetForm(delimiter).delimiter or ",", lineterminator="\n")
-    writer.writerow(columns)
-    for number in range(1, whole(rounds, "rounds", least=1) + 1):
-        writer.writerows([number, name, *[""] * (len(columns) - 2)] for name in names)
-    return out.getvalue()
+    numbers = range(1, whole(rounds, "rounds", least=1) + 1)
+    rows = ([number, name, *[""] * (len(columns) - 2)] for number in numbers for name in names)
+    return sheet_text([columns, *rows], SheetForm(delimiter).delimiter or ",")
