@@ -79,10 +79,7 @@ def test_a_slice_that_is_not_named_is_independent_of_none(slices, expected):
 
 def test_two_spellings_of_a_name_are_noted():
     rounds = [make(1, ("Ulm", "Bonn")), make(2, ("Ulm ", "Bonn"))]
-    note = (
-        "members 'Ulm' and 'Ulm ' differ only in case, blanks or how letters are composed: they count as two"
-    )
-    assert note in accumulate(rounds).notes
+    assert "spelled-alike" in [code_of(note) for note in accumulate(rounds).notes]
     assert not any("differ" in said for said in accumulate(rounds[:1]).notes)
 
 

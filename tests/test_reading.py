@@ -2,12 +2,20 @@
 
 import json
 import re
+import string
+import unicodedata
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fedmerit.errors import FileFormatError, InputError
+from command_line import call
+from fedmerit.config import from_dict
+from fedmerit.errors import ConfigError, FileFormatError, InputError, KeyFileError, NamesAlike
+from fedmerit.identity import check_names
 from fedmerit.scoring.files import as_csv, as_json, document, read, read_content
+from fedmerit.scoring.validate import slips, two_spellings
 
 CSV = """round,client,empty,grand,alone,without,se_alpha
 1,north,0.1,0.5,0.2,0.4,0.01
@@ -271,7 +279,7 @@ def test_two_spellings_of_one_name_are_refused_with_their_rounds(tmp_path, one, 
     path.write_text("\n".join([HEADER, *lines]), encoding="utf-8")
     with pytest.raises(FileFormatError) as refused:
         read(path)
-    assert f"{shown} differ only in case, blanks or how letters are composed" in str(refused.value)
+    assert f"{shown} differ only in case, blanks or letters that look the same" in str(refused.value)
 
 
 def test_a_listed_name_in_another_spelling_is_refused(tmp_path):
@@ -398,3 +406,124 @@ def test_a_run_folder_is_for_another_function(tmp_path):
 def test_one_line_is_one_line(tmp_path):
     with pytest.raises(FileFormatError, match=r"reports\.csv: line 2: round 1: expected at least 2 clients"):
         read(write(tmp_path, "\n".join(CSV.splitlines()[:2])))
+
+
+# ------------------------------------------------------------------------------------- names that look alike
+
+ALIKE = [
+    ("LMU München", "LMU Munchen"),
+    ("LMU München", "LMU Mnüchen"),
+    ("LMU München", "LMU Muenchen"),
+    ("LMU München", "LMU-München"),
+    ("LMU München", "LMUMünchen"),
+    ("Charité", "Charite"),
+    ("Köln", "Koln"),
+    ("Heidelberg 2", "Heidleberg 2"),
+    ("Heidelberg", "Heidelburg"),
+    ("St. Gallen", "St Gallen"),
+    ("client_1", "client-1"),
+]
+LISTS = [
+    [f"{stem}{k}" for k in range(200)]
+    for stem in ("Site ", "client-", "client_", "hospital", "Klinik Nr. ", "S", "Bank 2-", "node-0-")
+]
+LISTS += [
+    [f"{stem}{letter}" for letter in string.ascii_uppercase]
+    for stem in ("", "Site ", "site", "Hospital-", "x")
+]
+LISTS += [
+    ["UKE", "UKB", "UKD", "UKM", "UKL", "UKS", "UKW", "MHH", "LMU", "TUM", "RWTH", "KIT"],
+    ["Klinik I", "Klinik II", "Klinik III", "Klinik IV", "GroupI", "GroupII", "GroupIII"],
+    ["Nord", "Süd", "Ost", "West", "Nordost", "Nordwest", "Südost", "Südwest", "North"],
+    ["Essen", "Hessen", "Bonn", "Ulm", "Köln", "Mainz", "Mannheim", "Weinheim", "Hamburg", "Homburg-Saar"],
+    ["Paris-1", "Paris-1-1", "Paris-11", "Paris 1.1.1"],
+    ["Abbey", "Bridge", "Castle", "Dale", "Eyre", "Ford"],
+    ["Bank of A", "Bank of B", "Bank of AB", "A+", "A-", "B+", "B-", "AB+", "AB-", "Group+", "Group-"],
+    [
+        "Münster",
+        "Neumünster",
+        "Frankfurt (Main)",
+        "Frankfurt (Oder)",
+        "東京",
+        "京都",
+        "大阪",
+        "Київ",
+        "Москва",
+    ],
+]
+
+
+def apart(path, names, **more):
+    """A file in which every name but the first has a round with the first name alone."""
+    first, *others = names
+    lines = [f'{k},"{name}",0,1,0,1' for k, other in enumerate(others, 1) for name in ("Zz", other)]
+    lines += [f'{len(names)},"{name}",0,1,0,1' for name in ("Zz", first)]
+    path.write_text("\n".join([HEADER, *lines]), encoding="utf-8")
+    return read(path, **more)
+
+
+@pytest.mark.parametrize(("one", "other"), ALIKE)
+def test_names_that_look_like_one_and_never_share_a_round_are_refused(tmp_path, one, other):
+    path = tmp_path / "r.csv"
+    with pytest.raises(NamesAlike) as refused:
+        apart(path, (one, other))
+    assert {*refused.value.names} == {one, other}
+    for said in (one, other):
+        assert len(apart(path, (one, other), distinct=[said])) == 2
+        assert call("score", path, "--distinct", said).exit_code == 0
+    assert call("rewards", path, "--budget", "10").exit_code != 0
+    with pytest.raises(FileFormatError, match="distinct"):
+        apart(path, (one, other), distinct=["Bremen"])
+    lines = [f"1,{name},0,1,0,1" for name in (one, other, "B")]  # they share a round: two members
+    path.write_text("\n".join([HEADER, *lines]), encoding="utf-8")
+    assert read(path)
+
+
+@pytest.mark.parametrize("names", LISTS)
+def test_names_as_people_give_them_are_not_mixed_up(tmp_path, names):
+    assert len(apart(tmp_path / "r.csv", names)) == len(names)
+    assert two_spellings(names) is None
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=2, unique=True), st.sampled_from(["Site ", "c-", "Köln", ""]))
+def test_names_with_other_digits_are_other_names(numbers, stem):
+    names = [f"{stem}{k}" for k in numbers]
+    assert not list(slips(names))
+    assert two_spellings(names) is None
+
+
+@given(st.text(alphabet="abcdefghäöü", min_size=6, max_size=12), st.data())
+def test_a_slip_of_the_finger_is_found(word, data):
+    place = data.draw(st.integers(1, len(word) - 3))
+    slip = data.draw(
+        st.sampled_from(
+            [
+                word[:place] + word[place + 1] + word[place] + word[place + 2 :],
+                word[:place] + "z" + word[place + 1 :],
+                word[:place] + "z" + word[place:],
+                word.upper().replace("Ä", "A"),
+            ]
+        )
+    )
+    names = [f"Klinik {one} 7" for one in dict.fromkeys((word, slip))]
+    assert len(names) == 1 or list(slips(names)) == [tuple(names)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Castle", "C\u0430stle"),
+        ("Abbey", "\u0391bbey"),
+        ("a-b", "a\u2011b"),
+        ("Bonn", "\uff22onn"),
+        ("ΝΙΚΗ", "νικη"),
+    ],
+)
+def test_letters_that_look_the_same_are_one_spelling_everywhere(tmp_path, one, other):
+    assert two_spellings([one, "Zz", other]) == (one, other)
+    with pytest.raises(NamesAlike):
+        apart(tmp_path / "r.csv", (one, other), distinct=[other])
+    with pytest.raises(KeyFileError):
+        check_names([one, "Zz", unicodedata.normalize("NFC", other)])
+    with pytest.raises(ConfigError):
+        from_dict({"partition": {"names": [one, "Zz", other], "clients": 3}})

@@ -7,6 +7,7 @@
     │   ├── ReportError         a report, table or score vector: non-finite, missing, wrong length
     │   │   └── ValueRefused    one number of it; names the client
     │   ├── FileFormatError     a file of reports: names file and line
+    │   │   └── NamesAlike      two names in it that look like one
     │   ├── ConfigError         a setting: names its path and the allowed values
     │   ├── DataError           a dataset, partition or corruption
     │   ├── NotComparable       runs that are not repeats of each other: names both, and what differs
@@ -75,6 +76,14 @@ class ValueRefused(ReportError):
 
 class FileFormatError(InputError):
     """A file of reports is malformed."""
+
+
+class NamesAlike(FileFormatError):
+    """Two names in a file look like one; ``names`` are these two."""
+
+    def __init__(self, message: str, names: tuple[str, str]) -> None:
+        super().__init__(message)
+        self.names = names
 
 
 class ConfigError(InputError):

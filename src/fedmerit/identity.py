@@ -184,14 +184,14 @@ def check_names(names: Sequence[str]) -> None:
     Traceback (most recent call last):
     ...
     fedmerit.errors.KeyFileError: expected names that nobody mixes up, got 'Abbey' and 'ABBEY', which differ \
-only in case, blanks or how letters are composed
+only in case, blanks or letters that look the same
     """
     for name in names:
         check_name(name)
     twice = two_spellings(names)
     if twice:
         one, other = spelled(*twice)
-        alike = "differ only in case, blanks or how letters are composed"
+        alike = "differ only in case, blanks or letters that look the same"
         raise KeyFileError(f"expected names that nobody mixes up, got {one} and {other}, which {alike}")
 
 

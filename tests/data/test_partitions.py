@@ -179,8 +179,8 @@ def test_merge_joins_spellings_and_gives_names_that_can_be_names():
             ["Ulm", "ULM", "B", "C"],
             {},
             "partition.scheme: a group of the data is a member, and its value the name: expected names that "
-            "nobody mixes up, got 'ULM' and 'Ulm', which differ only in case, blanks or how letters are "
-            "composed; partition.merge can make groups one or name them anew",
+            "nobody mixes up, got 'ULM' and 'Ulm', which differ only in case, blanks or letters that look "
+            "the same; partition.merge can make groups one or name them anew",
         ),
         (
             ["", "A", "B", "C"],

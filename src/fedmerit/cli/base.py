@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -166,11 +166,23 @@ Encoding_ = Annotated[
 _SIGNS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "point": "."}
 
 
-def form_of(delimiter: str | None, decimal: str | None, encoding: str | None) -> SheetForm:
-    """Return how a CSV file is written, as far as options say so, by name or by sign."""
+Distinct_ = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A name that looks like another one in the file and is a member of its own; repeatable.",
+        metavar="NAME",
+    ),
+]
+
+
+def form_of(
+    delimiter: str | None, decimal: str | None, encoding: str | None, distinct: Sequence[str] | None = None
+) -> SheetForm:
+    """Return what options say of a file: how a CSV file is written, by name or by sign, and who is who."""
     from fedmerit.scoring.spreadsheets import SheetForm
 
-    return SheetForm(_SIGNS.get(delimiter or "", delimiter), _SIGNS.get(decimal or "", decimal), encoding)
+    marks = _SIGNS.get(delimiter or "", delimiter), _SIGNS.get(decimal or "", decimal)
+    return SheetForm(*marks, encoding, tuple(distinct or ()))
 
 
 @app.callback(invoke_without_command=True)

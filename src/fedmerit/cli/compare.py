@@ -11,6 +11,7 @@ import typer
 from fedmerit.cli.base import (
     Decimal_,
     Delimiter_,
+    Distinct_,
     Encoding_,
     Force_,
     PlainFormat,
@@ -46,6 +47,7 @@ def compare(
     delimiter: Delimiter_ = None,
     decimal: Decimal_ = None,
     encoding: Encoding_ = None,
+    distinct: Distinct_ = None,
 ) -> None:
     """Print what training again changes: each member's score over runs that repeat each other.
 
@@ -64,7 +66,7 @@ def compare(
         utility=utility,
         score=score and score.value,
         missing=None if missing is None else counted(missing),
-        form=form_of(delimiter, decimal, encoding),
+        form=form_of(delimiter, decimal, encoding, distinct),
     )
     if format is PlainFormat.table:
         print_comparison(out, found)

@@ -17,6 +17,7 @@ from fedmerit.cli.base import (
     Date_,
     Decimal_,
     Delimiter_,
+    Distinct_,
     Encoding_,
     Force_,
     Language_,
@@ -79,6 +80,7 @@ def page(
     delimiter: Delimiter_ = None,
     decimal: Decimal_ = None,
     encoding: Encoding_ = None,
+    distinct: Distinct_ = None,
 ) -> None:
     """Write one HTML page that anybody can open: who contributed what, how sure that is, who is paid what.
 
@@ -98,7 +100,10 @@ def page(
     from fedmerit.report.text import printable
     from fedmerit.storage.run_folder import write
 
-    heading, form = heading_of(title, consortium, date, currency), form_of(delimiter, decimal, encoding)
+    heading, form = (
+        heading_of(title, consortium, date, currency),
+        form_of(delimiter, decimal, encoding, distinct),
+    )
     target = out_ or (source if source.is_dir() else source.with_suffix(".html"))
     if out_ is not None or not source.is_dir():
         check_target(target, force=force)

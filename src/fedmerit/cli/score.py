@@ -18,6 +18,7 @@ from fedmerit.cli.base import (
     Date_,
     Decimal_,
     Delimiter_,
+    Distinct_,
     Encoding_,
     Language_,
     Title_,
@@ -132,6 +133,7 @@ def score(
     delimiter: Delimiter_ = None,
     decimal: Decimal_ = None,
     encoding: Encoding_ = None,
+    distinct: Distinct_ = None,
 ) -> None:
     """Print scores, ranks and intervals from reports: who contributed what, and how sure that is.
 
@@ -148,7 +150,7 @@ def score(
             "scores of single rounds but no sums"
         )
     *earlier, file = files
-    form = form_of(delimiter, decimal, encoding)
+    form = form_of(delimiter, decimal, encoding, distinct)
     content, run = read_reports(file, utility, after=earlier, form=form)
     config = _settings(file)
     counts = _missing(config, missing)
@@ -239,6 +241,7 @@ def rewards(
     delimiter: Delimiter_ = None,
     decimal: Decimal_ = None,
     encoding: Encoding_ = None,
+    distinct: Distinct_ = None,
 ) -> None:
     """Divide a budget into exact cents; for a run folder, record that and write a statement per member.
 
@@ -258,7 +261,7 @@ def rewards(
 
     *earlier, file = files
     heading = heading_of(title, consortium, date, currency)
-    form = form_of(delimiter, decimal, encoding)
+    form = form_of(delimiter, decimal, encoding, distinct)
     content, run = read_reports(file, utility, after=earlier, form=form)
     config = _settings(file)
     counts = _missing(config, missing)

@@ -403,7 +403,7 @@ def _features(
                 one, other = spelled(*alike)
                 raise DataError(
                     f"{rows.path}: column {name!r} holds {one} and {other}, which differ only in case, "
-                    "blanks or how letters are composed: write a category in one way"
+                    "blanks or letters that look the same: write a category in one way"
                 )
             columns += [np.array([float(value == one) for value in values]) for one in seen]
             if new := sorted({values[i] for i in np.flatnonzero(tested)} - {*seen}):

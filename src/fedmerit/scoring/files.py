@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -17,14 +18,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fedmerit.errors import FileFormatError, InputError, ReportError, UndefinedScore, ValueRefused
+from fedmerit.errors import (
+    FileFormatError,
+    InputError,
+    NamesAlike,
+    ReportError,
+    UndefinedScore,
+    ValueRefused,
+)
 from fedmerit.notes import Note
 from fedmerit.scoring.accumulate import SUMMABLE, Missing, accumulate
 from fedmerit.scoring.scores import SCORES, score_of
 from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm, check_form, fail, sheet_text
 from fedmerit.scoring.tidy import PER_CLIENT, TEXT, VECTORS, FileRound, rounds_of_csv
 from fedmerit.scoring.types import Reports, Scores, Vector
-from fedmerit.scoring.validate import spelled, two_spellings
+from fedmerit.scoring.validate import slips, spelled, two_spellings
 
 LEDGER = "ledger.sqlite"
 """Name of the ledger in a run folder."""
@@ -233,6 +241,7 @@ def read(
     delimiter: str | None = None,
     decimal: str | None = None,
     encoding: str | None = None,
+    distinct: Sequence[str] = (),
 ) -> list[Reports]:
     """Return the reports of all rounds in a file, in order of the rounds.
 
@@ -244,8 +253,11 @@ def read(
             two are found out from the file; they are needed where it can be read in two ways.
         decimal: the decimal mark in a CSV file, "." or ",".
         encoding: of a CSV file, such as "latin-1".
+        distinct: names that look like another one in the file and are members of their own. Names that look
+            like one, mistyped, and never share a round are refused otherwise.
     """
-    return read_content(path, utility=utility, form=SheetForm(delimiter, decimal, encoding)).rounds
+    form = SheetForm(delimiter, decimal, encoding, tuple(distinct))
+    return read_content(path, utility=utility, form=form).rounds
 
 
 def runs_below(folder: Path) -> str:
@@ -303,7 +315,7 @@ def read_content(path: str | Path, *, utility: str | None = None, form: SheetFor
     for reports in found:
         _check_unit(path, reports)
     _check_order(path, found)
-    _check_spellings(path, found, clients)
+    _check_spellings(path, found, clients, form.distinct)
     return Content(found, clients, notes)
 
 
@@ -351,20 +363,45 @@ def _check_order(path: Path, rounds: Sequence[Reports]) -> None:
             raise FileFormatError(f"{path}: round {later.round}: {said}; they cannot be added")
 
 
-def _check_spellings(path: Path, rounds: Sequence[Reports], clients: Sequence[str]) -> None:
-    """Raise FileFormatError if a name is spelled in two ways, which would split one member into two."""
+def _check_spellings(
+    path: Path, rounds: Sequence[Reports], clients: Sequence[str], distinct: Sequence[str]
+) -> None:
+    """Raise NamesAlike if a name is spelled in two ways, which would split one member into two.
+
+    Names that only may be one are two members if they share a round, if the file lists both, or if one of
+    them is ``distinct``.
+    """
     where: dict[str, list[str]] = {name: [] for name in clients}
     for reports in rounds:
         for name in (*reports.clients, *reports.silent):
             where.setdefault(name, []).append(str(reports.round))
-    found = two_spellings(where)
+    if unknown := [name for name in distinct if name not in where]:
+        raise FileFormatError(f"{path}: distinct: expected names in the file, got {unknown[0]!r}")
+    found, slip = two_spellings(where), False
+    if found is None:
+        apart = (
+            (one, other)
+            for one, other in slips(where)
+            if not {one, other} & {*distinct}
+            and not {one, other} <= {*clients}
+            and not {*where[one]} & {*where[other]}
+        )
+        found, slip = next(apart, None), True
     if found is None:
         return
     at = [f"round {', '.join(where[name])}" if where[name] else "listed, in no round" for name in found]
     one, other = (f"{name} ({place})" for name, place in zip(spelled(*found), at, strict=True))
-    raise FileFormatError(
-        f"{path}: {one} and {other} differ only in case, blanks or how letters are composed: expected one "
-        "spelling per member"
+    if slip:
+        raise NamesAlike(
+            f"{path}: {one} and {other} look like one name, and never share a round: expected one spelling "
+            f"per member; if they are two members, say so: --distinct {shlex.quote(found[1])} "
+            f"(in Python, distinct=[{found[1]!r}])",
+            found,
+        )
+    raise NamesAlike(
+        f"{path}: {one} and {other} differ only in case, blanks or letters that look the same: expected one "
+        "spelling per member",
+        found,
     )
 
 

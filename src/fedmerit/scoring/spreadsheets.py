@@ -38,11 +38,12 @@ SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 @dataclass(frozen=True)
 class SheetForm:
-    """How a table is written, as far as its owner says so; None is found out from the table itself."""
+    """What the owner of a file says of it; None is found out from the file itself."""
 
     delimiter: str | None = None  # one of SEPARATORS
     decimal: str | None = None  # "." or ","
     encoding: str | None = None  # such as "latin-1"
+    distinct: tuple[str, ...] = ()  # names that look like another one, and are members of their own
 
     def __post_init__(self) -> None:
         if self.delimiter not in (None, *SEPARATORS):
@@ -62,7 +63,7 @@ FOUND_OUT = SheetForm()
 
 def check_form(path: Path, form: SheetForm) -> None:
     """Raise FileFormatError if something is said about a table, but there is no CSV file."""
-    if form != FOUND_OUT and (path.is_dir() or path.suffix.lower() != ".csv"):
+    if replace(form, distinct=()) != FOUND_OUT and (path.is_dir() or path.suffix.lower() != ".csv"):
         raise FileFormatError(f"{path}: delimiter, decimal and encoding are only of CSV files")
 
 

@@ -182,7 +182,7 @@ def template(clients: Sequence[str], rounds: int, delimiter: str = ",") -> str:
     names = names_of(clients, None, "")
     if found := two_spellings(names):
         one, other = spelled(*found)
-        raise InputError(f"{one} and {other} differ only in case, blanks or how letters are composed")
+        raise InputError(f"{one} and {other} differ only in case, blanks or letters that look the same")
     columns = ("round", "client", "utility", "empty", "grand", "alone", "without", "se_alpha")
     numbers = range(1, whole(rounds, "rounds", least=1) + 1)
     rows = ([number, name, *[""] * (len(columns) - 2)] for number in numbers for name in names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Hashable, Iterable, KeysView, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, KeysView, Mapping, Sequence
 from collections.abc import Set as AnySet
 from decimal import Decimal
 from numbers import Real
@@ -183,21 +183,90 @@ def written_number(text: str) -> float:
     return float(text)
 
 
+_ALIKE = str.maketrans(
+    # Cyrillic, Greek and others that are drawn like a Latin letter; dashes and apostrophes
+    "АВЕКМНОРСТУХІЈЅԚԜҮӀЁаеорсухіјѕһԁԛԝӏкёѵ" "ΑΒΕΖΗΙΚΜΝΟΡΤΥΧαονρικυχγ" "օսցıɡɑ" "‐‒–—―−’‘ʼ´`",
+    "ABEKMHOPCTYXIJSQWYIËaeopcyxijshdqwlkëv" "ABEZHIKMNOPTYXaovpikuxy" "ougiga" "------" + 5 * "'",
+)  # fmt: skip
+
+
 def two_spellings(names: Iterable[str]) -> tuple[str, str] | None:
-    """Return the first two names that differ only in case, blanks, or how their letters are composed.
+    """Return the first two names that differ only in case, blanks, or letters that look the same.
 
-    Characters that nobody sees, such as a blank of no width, do not count.
+    Letters that look the same are those of other alphabets, and those composed in another way. Characters
+    that nobody sees, such as a blank of no width, do not count.
 
-    >>> two_spellings(["Ulm", "Bonn", "BONN "])
-    ('Bonn', 'BONN ')
+    >>> two_spellings(["Ulm", "Bonn", "BONN "]), two_spellings(["Abbey", "\u0410bbey"])
+    (('Bonn', 'BONN '), ('Abbey', 'Аbbey'))
     """
-    known: dict[str, str] = {}
+    known: dict[tuple[bool, str], str] = {}
     for name in names:
-        folded = unicodedata.normalize("NFC", _seen(name).casefold())
-        first = known.setdefault(" ".join(folded.split()), name)
-        if first != name:
-            return first, name
+        seen = unicodedata.normalize("NFKC", _seen(name))
+        for drawn in (False, True):
+            letters = seen.translate(_ALIKE) if drawn else seen
+            folded = unicodedata.normalize("NFC", letters.casefold())
+            first = known.setdefault((drawn, " ".join(folded.split())), name)
+            if first != name:
+                return first, name
     return None
+
+
+_WORD = 5
+"""Letters of the shortest word in which one wrong letter counts as a slip."""
+_SAME = 3
+"""Letters of the shortest name that accents, blanks and hyphens do not tell from another."""
+
+
+def slips(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield pairs of names that may be one, mistyped: "LMU Munchen", "LMU Mnüchen" and "LMU-München".
+
+    They differ in accents, blanks, hyphens and the like; or in one word of at least five letters, by one
+    letter inside it that is wrong, missing or too many, or by two neighbours that are swapped. Names with
+    different digits are different, and so are those that differ in the first or last letter of a word.
+
+    >>> list(slips(["Site 1", "Site 2", "Site 11", "Site A", "Site B", "nodeA", "nodeB"]))
+    []
+    """
+    buckets: dict[tuple[Any, ...], list[str]] = {}
+    for name in names:
+        digits, words = _bare(name)
+        keys: set[tuple[Any, ...]] = {(digits, "".join(words))}
+        for k, word in enumerate(words):
+            if len(word) >= _WORD - 1:
+                cut = {word[:i] + word[i + 1 :] for i in range(len(word))} | {word}
+                keys |= {(digits, k, *words[:k], one, *words[k + 1 :]) for one in cut}
+        others = dict.fromkeys(other for key in sorted(keys, key=repr) for other in buckets.get(key, ()))
+        yield from ((other, name) for other in others if _is_slip(other, name))
+        for key in keys:
+            buckets.setdefault(key, []).append(name)
+
+
+def _bare(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the digits of a name, and its words without accents, in small Latin letters if they look so."""
+    seen = unicodedata.normalize("NFKC", _seen(name)).translate(_ALIKE)
+    plain = "".join(c for c in unicodedata.normalize("NFD", seen) if not unicodedata.combining(c)).casefold()
+    words = re.findall(r"[^\W\d_]+|[^\w\s\-.,/'&]", plain)
+    return tuple(re.findall(r"\d+", plain)), tuple(words)
+
+
+def _is_slip(one: str, other: str) -> bool:
+    (digits, words), (others, theirs) = _bare(one), _bare(other)
+    if digits != others:
+        return False
+    if "".join(words) == "".join(theirs):
+        return len("".join(words)) >= _SAME
+    pairs = [pair for pair in zip(words, theirs, strict=False) if pair[0] != pair[1]]
+    if len(words) != len(theirs) or len(pairs) != 1:
+        return False
+    short, long = sorted(pairs[0], key=len)
+    inside = range(1, len(long) - 1)
+    if len(long) < _WORD:
+        return False
+    if len(short) < len(long):
+        return short not in (long[1:], long[:-1]) and any(long[:i] + long[i + 1 :] == short for i in inside)
+    off = [i for i in range(len(long)) if short[i] != long[i]]
+    swapped = len(off) == 2 and off[1] == off[0] + 1 and {*short[off[0] :][:2]} == {*long[off[0] :][:2]}
+    return swapped or (len(off) == 1 and off[0] in inside)
 
 
 def writable(text: str) -> bool:
@@ -211,7 +280,7 @@ def writable(text: str) -> bool:
 
 def look_alike(one: str, other: str) -> bool:
     """Return whether two different names look the same, so that a message must escape their letters."""
-    return _seen(one) == _seen(other)
+    return _seen(one).translate(_ALIKE) == _seen(other).translate(_ALIKE)
 
 
 def _seen(name: str) -> str:
