@@ -131,6 +131,25 @@ def test_an_export_is_verified_like_the_folder(fedmerit, folder, tmp_path):
     assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "ledger.jsonl").read_bytes()
 
 
+@pytest.mark.parametrize("which", ["folder", "closed"])
+def test_a_cut_export_is_a_part_and_says_nothing_of_scores(fedmerit, request, tmp_path, which):
+    run = request.getfixturevalue(which)
+    target, cut = tmp_path / "copy.jsonl", tmp_path / "cut.jsonl"
+    assert fedmerit("export", run, "--out", target, "--for", "A")[0] == 0
+    lines = target.read_bytes().splitlines(keepends=True)
+    end = next(k for k, line in enumerate(lines, 1) if b'"kind":"end"' in line)
+    for count in (2, 5, end - 1, end, len(lines)):
+        cut.write_bytes(b"".join(lines[:count]))
+        code, out, err = fedmerit("verify", cut, "--format", "json")
+        found = json.loads(out)
+        codes = {line["code"] for line in found["lines"]}
+        assert found["verified"], err
+        assert (code, found["part"]) == ((3, True) if count < end else (0, False))
+        assert ("part" in codes) == (count < end)
+        assert bool(codes & {"scores", "scores-own"}) == (count >= end)
+        assert fedmerit("verify", cut)[0] == code
+
+
 def test_a_members_copy_where_only_the_coordinator_sees_all(fedmerit, closed, tmp_path):
     fedmerit("rewards", closed, "--budget", "1000")
     code, out, _ = fedmerit("export", closed, "--out", tmp_path / "b.jsonl", "--for", "B")

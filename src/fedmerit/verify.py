@@ -378,18 +378,21 @@ def verify_copy(
     """Check a copy of a ledger (JSON lines), as :func:`verify_folder` checks the ledger of a folder.
 
     A copy for one member withholds what others reported. Chain, signatures and order are then checked for all
-    records, but scores and payouts only for that member.
+    records, but scores and payouts only for that member. A copy without the end of the run is a part, and
+    nothing is said of the scores of the run: the code of that line is "part".
     """
     copy = Copy(path)
     checked = _Checked(copy, member, roster, _earlier(after, member, roster))
     yield from checked.lines(head, heads, judged=archive is not None)
     yield from checked.archived(archive, gradient)
-    if checked.reader is None:
+    if not any(record.kind == "end" for record in checked.records):
+        yield Note("part", record=len(copy), closed=len(checked.rounds))
+    elif checked.reader is None:
         yield Note(FOLLOW_FROM[checked.config.scoring.method])
     else:
-        withheld = sum(bool(record.withheld) for record in checked.records)
-        yield Note("withheld", records=withheld)
         yield Note("scores-own", client=checked.reader)
+    if checked.reader is not None:
+        yield Note("withheld", records=sum(bool(record.withheld) for record in checked.records))
     yield from checked.about_money()
     yield Note("head", head=copy.head)
 

@@ -36,7 +36,7 @@ from fedmerit.cli.base import (
 from fedmerit.cli.score import tell_read
 from fedmerit.config import SCHEMA, Config, asked_for, of_folder
 from fedmerit.errors import ConfigError, FedmeritError
-from fedmerit.notes import words
+from fedmerit.notes import Note, words
 from fedmerit.scoring.files import LEDGER
 from fedmerit.toml_values import written
 
@@ -516,6 +516,9 @@ def _explained(kind: type[Any], key: str) -> tuple[str, str]:
 
 # ---------------------------------------------------------------------------------------------- the ledger
 
+PART = 3
+"""Exit code if all that is there verifies, but it is only a part of the ledger of a run."""
+
 
 @app.command()
 def verify(
@@ -548,7 +551,8 @@ def verify(
 ) -> None:
     """Check a run's ledger: chain, signatures, heads, and that scores and payouts follow from the reports.
 
-    SOURCE is a run folder, or an exported ledger (.jsonl).
+    SOURCE is a run folder, or an exported ledger (.jsonl). The exit code is 3 if an exported ledger lacks the
+    end of the run.
     """
     from fedmerit.verify import is_copy, verify_copy, verify_folder
 
@@ -564,23 +568,25 @@ def verify(
         "roster": roster,
         "archive": archive,
     }
-    checks = check(source, **given, after=after or ())
-    if format is PlainFormat.table:
-        for line in checks:
-            out.print(line)
-        return
-    lines: list[dict[str, str]] = []
+    lines: list[Note] = []
     wrong: FedmeritError | None = None
     try:
-        for line in checks:
-            lines.append({"code": line.code, "text": str(line)})
+        for line in check(source, **given, after=after or ()):
+            lines.append(line)
+            if format is PlainFormat.table:
+                out.print(line)
     except FedmeritError as error:
         wrong = error
-    told = wrong and {"record": getattr(wrong, "record", None), "text": str(wrong)}
-    found = {"source": str(source), "verified": wrong is None, "lines": lines, "error": told}
-    write(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    part = any(line.code == "part" for line in lines)
+    if format is PlainFormat.json:
+        told = wrong and {"record": getattr(wrong, "record", None), "text": str(wrong)}
+        said = [{"code": line.code, "text": str(line)} for line in lines]
+        found = {"source": str(source), "verified": wrong is None, "part": part, "lines": said, "error": told}
+        write(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     if wrong is not None:
         raise wrong
+    if part:
+        raise typer.Exit(PART)
 
 
 @app.command()
