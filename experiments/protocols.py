@@ -15,7 +15,7 @@ normalised  minimum subtracted if negative  minimum always subtracted  minimum a
 FP and EE rank as alpha does, so ours is summed alpha in both lines. L2 is squared in every column, as the
 scripts print it. The scripts play the renormalised game, weighted by samples; here weights are 1/N, and the
 game is the additive one unless the whole table of the renormalised one is known (where members were
-retrained). COS is that of updates, summed, in every column: the raw results hold no cosine of models.
+retrained). COS is that of models where a run kept it, and else that of updates, summed in every column.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def theirs(cell: Result, at: int) -> dict[str, Vector]:
     last = scored[-1]
     made = {"LOO": loo(last), "EE": ee(last, empty="zero"), "FP": fp(last, empty="zero")}
     found = {name: _of_members(cell, one.clients, one.values) for name, one in made.items()}
-    if (cosine := scores(cell, "accuracy", at).get("COS sum")) is not None:
+    every = scores(cell, "accuracy", at)
+    if (cosine := every.get("COS-MODEL sum", every.get("COS sum"))) is not None:
         found["COS"] = cosine
     rounds = truth.get("rounds renormalised") or truth.get("rounds")
     if rounds:
@@ -98,6 +99,8 @@ def _by_the_rounds(cell: Result, protocol: str, at: int) -> dict[str, Vector]:
     every = scores(cell, UTILITY[protocol], at)
     names = {**{name: name for name in PAPERS}, "COS": "COS sum", "MR-SV": "MR-SV"}
     found = {name: every[of] for name, of in (SUMMED if protocol == OURS else names).items() if of in every}
+    if protocol == TEXT and "COS-MODEL sum" in every:
+        found["COS"] = every["COS-MODEL sum"]
     return found | {name: every[of] for name, of in (("truth", "MR-SV"), ("SV", "SV")) if of in every}
 
 

@@ -133,7 +133,7 @@ def downstream(evidence: Evidence, facts: Facts, claims: Claims) -> None:
 def _weights(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     """CIFAR-10 under weights from scores, against plain averaging with the same seeds."""
     ways = [row.row for row in evidence.rows if (row.experiment, row.dataset) == ("fig-perf", "cifar10")]
-    cells = {way: evidence.cells("fig-perf", "cifar10", way) for way in ways}
+    cells = {way: found for way in ways if (found := evidence.cells("fig-perf", "cifar10", way))}
 
     def each(of: Callable[[Result], float]) -> dict[str, dict[int, float]]:
         return {way: {cell["seed"]: of(cell) for cell in some} for way, some in cells.items()}

@@ -169,7 +169,7 @@ def plan(config: Config, *, calibrate: bool = True, done: Callable[[], None] = l
     config = federation.config
     rounds = config.training.rounds
     present = [len(schedule(config, federation.names, number)) for number in range(1, rounds + 1)]
-    per_image, per_step = _calibration(federation) if calibrate else (math.nan, math.nan)
+    per_image, per_step = calibration(federation) if calibrate else (math.nan, math.nan)
     done()
     samples = sum(len(client.y) for client in federation.clients if client.behaviour == "honest")
     share = sum(present) / (rounds * len(federation.names))
@@ -260,7 +260,7 @@ def _settlement(federation: Federation, length: int, *, calibrate: bool) -> Sett
     )
 
 
-def _calibration(federation: Federation) -> tuple[float, float]:
+def calibration(federation: Federation) -> tuple[float, float]:
     """Return the seconds per evaluated image and per trained sample on this device."""
     shown = federation.pool.first
     per_image = _clocked(lambda: federation.evaluate(federation.first, shown), federation) / len(shown.y)
