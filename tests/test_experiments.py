@@ -1042,3 +1042,29 @@ def test_printed_weights_are_the_normalised_score_of_the_round_unclipped(small, 
     }[score]()
     assert min(weights.values()) == 0
     np.testing.assert_allclose(list(weights.values()), normalise(by_hand), atol=1e-6)
+
+
+def test_the_spreads_of_the_plan_are_those_of_the_committed_runs():
+    """By dataset and number of members: the 10th and 90th percentile over pairs, in fair shares."""
+    from cells import RESULTS, read_results
+
+    from fedmerit.scoring.scores import from_blocks
+    from fedmerit.simulation.plan import SPREAD
+
+    seen = {}
+    for cell in read_results([RESULTS]).values():
+        if (
+            cell["dataset"] not in ("cifar10", "brain_mri")
+            or cell["settings"]["partition"]["scheme"] != "dirichlet"
+        ):
+            continue
+        for utility, rounds in cell.get("phi", {}).items():
+            total = from_blocks(sum(np.array(one["blocks"]) for one in rounds), rounds[0]["sizes"])
+            one, other = np.triu_indices(total.n, 1)
+            own = np.diag(total.covariance)
+            spread = own[one] + own[other] - 2 * total.covariance[one, other]
+            found = np.sqrt(spread * sum(rounds[0]["sizes"])) / (total.gain / total.n)
+            seen.setdefault(utility, {}).setdefault((cell["dataset"], total.n), []).extend(found)
+    for utility, each in seen.items():
+        low, high = zip(*(np.percentile(values, [10, 90]) for values in each.values()), strict=True)
+        assert SPREAD[utility] == pytest.approx((min(low), max(high)), rel=0.02)
