@@ -13,7 +13,7 @@ import os
 import statistics
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,9 @@ def shrunk(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any
         small["experiment"]["sampled"] = 30
     if small["partition"]["scheme"] == "group":
         small["partition"]["clients"] = 4
+    noise = small.get("corruption", {}).get("label_noise")
+    if isinstance(noise, dict):
+        small["corruption"]["label_noise"] = dict(list(noise.items())[: clients - 1])
     flipped = small.get("corruption", {}).get("label_flip")
     if flipped:
         small["corruption"]["label_flip"] = [f"client-{clients - 1}"]
@@ -212,6 +215,8 @@ class Costs:
     machine: str
     jobs: int
     known: list[tuple[str, float, float]]  # key, seconds, guess
+    rates: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By dataset: seconds per trained sample and per evaluated image on this machine."""
 
     @classmethod
     def of(cls, machine: str, jobs: int, results: Iterable[Result]) -> Costs:
@@ -231,17 +236,54 @@ class Costs:
         same = [seconds for key, seconds, _ in self.known if key == cell.key]
         if same:
             return max(same)
+        if cell.dataset in self.rates:
+            per_sample, per_image = self.rates[cell.dataset]
+            samples, images = work(cell)
+            return self.jobs * (samples * per_sample + images * per_image)
         ratios = [seconds / guess for _, seconds, guess in self.known if guess]
         return cell.guess * (statistics.median(ratios) if ratios else float(self.jobs))
 
 
-def select(rows: Sequence[Row], only: Sequence[str]) -> list[Row]:
-    """Rows of the experiments asked for; all where none is."""
+WHOLE_TEST = 2000
+"""About as many test images has a run that takes the whole test set."""
+
+
+def work(cell: Cell) -> tuple[int, int]:
+    """How many samples a cell trains on and how many images it evaluates, over all members and rounds."""
+    training, scoring = cell.settings["training"], cell.settings["scoring"]
+    n, rounds = cell.settings["partition"]["clients"], training["rounds"]
+    special = cell.settings.get("experiment", {})
+    samples = (cell.subset or datasets()[cell.dataset]["train"]) * training["local_epochs"] * rounds
+    models = rounds * (2 * n + 1) * (1 if special.get("games") == "additive" else 2)
+    trained = samples * (2 if scoring.get("solo") else 1)
+    if "mr-shapley" in scoring["truth"] or special.get("halves") or special.get("weights"):
+        models += rounds * special.get("sampled", 2**n) * (2 if "shapley" in scoring["truth"] else 1)
+    if "shapley" in scoring["truth"]:
+        trained, models = trained + samples * 2 ** (n - 1), models + 2**n
+    return trained, models * (cell.settings["data"]["test_size"] or WHOLE_TEST)
+
+
+def select(
+    rows: Sequence[Row], only: Sequence[str], dataset: str | None = None, named: str | None = None
+) -> list[Row]:
+    """Rows of the experiments, the dataset and the name asked for; all where none is."""
     names = list(dict.fromkeys(row.experiment for row in rows))
     for name in only:
         if name not in names:
             raise SystemExit(f"--only: no experiment {name!r}, expected one of {', '.join(names)}")
-    return [row for row in rows if not only or row.experiment in only]
+    found = [
+        row
+        for row in rows
+        if (not only or row.experiment in only)
+        and dataset in (None, row.dataset)
+        and named in (None, row.row)
+    ]
+    if not found:
+        asked = [row for row in rows if dataset in (None, row.dataset)]
+        known = sorted({row.row for row in asked} if asked else {row.dataset for row in rows})
+        what = "--row" if asked else "--dataset"
+        raise SystemExit(f"{what}: no such rows, expected one of {', '.join(map(repr, known))}")
+    return found
 
 
 def subset_of(text: str) -> tuple[str, int]:

@@ -2,7 +2,8 @@
 
 The folder holds ``index.json`` (per dataset: tile side, channels, classes, files) and a folder per dataset
 with ``labels.npz`` (y_train, y_test, further arrays per image, and for streams the byte counts size_train and
-size_test). A mosaic is one picture with square tiles, row by row; a stream has one picture after another.
+size_test). A mosaic is one picture with square tiles, row by row; a stream has one picture after another; and
+what prepare.py made of an original download is an array, ``images.npz``.
 
 As a command it writes an .npz that a config can name (``[data] name = "npz"``)::
 
@@ -42,6 +43,8 @@ def load(folder: str | Path, name: str, group: str | None = None) -> tuple[Datas
     index = json.loads((Path(folder) / "index.json").read_text(encoding="utf-8"))
     if name not in index:
         raise SystemExit(f"{folder}: no dataset {name!r}, expected one of {', '.join(index)}")
+    kept = Path(folder) / name / "images.npz"
+    whole = np.load(kept, allow_pickle=False) if kept.exists() else {}
     spec, home = index[name], Path(folder) / name
     with np.load(home / "labels.npz", allow_pickle=False) as file:
         extra = {key: file[key] for key in file.files}
@@ -49,14 +52,18 @@ def load(folder: str | Path, name: str, group: str | None = None) -> tuple[Datas
     for part in ("train", "test"):
         y = extra.pop(f"y_{part}").astype(np.int64)
         lengths = extra.pop(f"size_{part}", None)
-        files = [home / file for file in spec[part]]
-        if lengths is None:
+        files = [home / file for file in spec.get(part, ())]
+        if whole:
+            x = whole[f"x_{part}"]
+        elif lengths is None:
             x = np.concatenate([mosaic(file, spec["tile"], spec["channels"]) for file in files])[: len(y)]
         else:
             x = np.concatenate([stream(file, lengths, spec["channels"]) for file in files])
         arrays |= {f"x_{part}": x, f"y_{part}": y}
-    groups = extra[f"{group}_train"] if group else None
-    notes = (NOTES.get(name, "compact copy"),)
+    if group and f"{group}_train" not in extra and not whole:
+        raise SystemExit(f"{folder}: {name} has no array {group}_train to group by")
+    groups = extra.get(f"{group}_train")
+    notes = (spec.get("note") or NOTES.get(name, "compact copy"),)
     return Dataset(
         name=name, **arrays, classes=tuple(spec["classes"]), group_train=groups, notes=notes
     ), extra

@@ -18,8 +18,10 @@ from fedmerit.identity import seed_from
 from fedmerit.protocol.outcome import Model, Outcome, mean
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.terms import weights_of
+from fedmerit.scoring.agreement import normalise
 from fedmerit.scoring.ground_truth import shapley
-from fedmerit.simulation.analysis import Phi, Truth
+from fedmerit.scoring.scores import SCORES, cos_model
+from fedmerit.simulation.analysis import Phi, Truth, reports_under_plain_averaging
 from fedmerit.simulation.coalitions import Evaluator
 from fedmerit.simulation.contributions import contribution_on, models_on, updates_on
 from fedmerit.simulation.models import as_tensor, load_vector, prepare
@@ -81,14 +83,15 @@ class BothGames(Rehearsal):
         loop: members train one after another on a GPU too: slower, but leaves it free for other processes.
         phi: whether to compute PHI, which takes long with large networks.
         special: a cell's ``experiment`` section. ``weights = "MR-SV"``: current-round weights from exact
-            Shapley values. ``sampled = n``: the Shapley value of a round from n coalitions. ``loop``:
-            coalitions are retrained one after another, which suits large networks. ``again = k``: the same
-            data in the same hands, but the k-th other first model and batch order. ``games = "additive"``
-            leaves the other game out. ``phi = true`` computes PHI in any case, the name of a utility that of
-            this one alone. ``cheat`` and ``factor``: what a member sends in the place of its update, see
-            `cheats.Cheating`. ``innovation = true``: PHI along the innovation of each round too, see
-            `analyses.Innovation`. ``halves = true``: scores and Shapley values on each half of the test pool,
-            see `analyses.Halves`.
+            Shapley values. ``printed = "FP"``: current-round weights as the paper prints them. ``sampled =
+            n``: the Shapley value of a round from n coalitions. ``loop``: coalitions are retrained one
+            after another, which suits large networks. ``again = k``: the same data in the same hands, but
+            the k-th other first model and batch order. ``games = "additive"`` leaves the other game out.
+            ``phi = true`` computes PHI in any case, the name of a utility that of this one alone. ``cheat``
+            and ``factor``: what a member sends in the place of its update, see `cheats.Cheating`.
+            ``innovation = true``: PHI along the innovation of each round too, see `analyses.Innovation`.
+            ``halves = true``: scores and Shapley values on each half of the test pool, see
+            `analyses.Halves`.
     """
 
     def __init__(
@@ -124,6 +127,7 @@ class BothGames(Rehearsal):
         named = (asked,) if isinstance(asked, str) else along(config) if asked else ()
         along_path = Phi(federation, resolve_all(named) if named else ())
         self.renormalised: list[dict[str, dict[str, list[float]]]] = []
+        self.cosines: list[dict[str, float]] = []
         self.other_truth: dict[str, list[list[float]]] = {}
         self.paths = Paths(as_tensor(federation.first).to(federation.device))
         self.whole_run: dict[str, Any] = {}
@@ -142,7 +146,7 @@ class BothGames(Rehearsal):
             truth=truth,
             phi=along_path,
             analyses=analyses,
-            current_weights=ShapleyWeights(federation) if special.get("weights") == "MR-SV" else None,
+            current_weights=_weights(federation, special),
             stacked=False if loop else None,
         )
         if "cheat" in special:
@@ -152,8 +156,10 @@ class BothGames(Rehearsal):
             )
 
     def summed(self, plain: PlainRound) -> None:
-        """Both models of every member in the renormalised game."""
+        """Both models of every member in the renormalised game, and the paper's cosine of models."""
         outcome, device = plain.outcome, plain.device
+        updates = np.stack([one.cpu().numpy() for one in plain.updates])
+        self.cosines.append(cos_model(updates, np.asarray(plain.m0), outcome.included).as_dict())
         if self.truth and "shapley" in self.config.scoring.truth:
             self._other_truth(self.truth.of_slice(outcome.slice), plain)
         self._told("evaluate", 0, len(outcome.included))
@@ -196,6 +202,12 @@ class BothGames(Rehearsal):
         self.watch(Progress(stage, number, self.config.training.rounds, done, total))
 
 
+def _weights(federation: Federation, special: Mapping[str, Any]) -> ShapleyWeights | PrintedWeights | None:
+    if "printed" in special:
+        return PrintedWeights(federation, special["printed"])
+    return ShapleyWeights(federation) if special.get("weights") == "MR-SV" else None
+
+
 def along(config: Config) -> tuple[str, ...]:
     """The utilities of Aumann-Shapley scores: expected accuracy, and where accuracy counts its stand-in."""
     asked = config.scoring.utilities
@@ -209,6 +221,32 @@ def evaluator(federation: Federation, shown: Slice) -> Evaluator:
     if SHARE and federation.device.type == "cuda":  # it sees what is free, not what is its own
         limit = int(SHARE * torch.cuda.get_device_properties(federation.device).total_memory / 2)
     return Evaluator(*given, tolerance=TOLERANCE / len(shown.y), effort="none", memory_limit=limit)
+
+
+class PrintedWeights:
+    """The paper's weights to the letter: the same round's published score, normalised, not clipped.
+
+    Of accuracy, and with the paper's formula for COS. A member with the lowest score gets no weight; where
+    all scores are equal, all weights are 1.
+    """
+
+    def __init__(self, federation: Federation, score: str) -> None:
+        self.federation, self.score = federation, score
+
+    def __call__(self, number: int, start: Model, trained: Mapping[str, Model]) -> dict[str, float]:
+        """As ``analysis.from_this_round``."""
+        if self.score == "COS":
+            updates = [one.numpy() for one in updates_on(torch.device("cpu"), start, trained.values())]
+            made = cos_model(np.stack(updates), np.asarray(start), trained)
+        else:
+            reports = reports_under_plain_averaging(
+                self.federation, number, start, trained, utility="accuracy"
+            )
+            if reports is None:
+                return dict.fromkeys(trained, 1.0)
+            made = SCORES[self.score].function(reports)
+        known = dict(zip(made.clients, normalise(made.values).tolist(), strict=True))
+        return {name: known.get(name, 0.0) for name in trained}
 
 
 class ShapleyWeights:

@@ -20,8 +20,10 @@ from other_images import other_images
 from retrained import game
 from takings import cheats
 from uses import class_mix, downstream, flipper, lies, rules
+from verdicts import verdicts
 
 PARTS = (
+    verdicts,
     ranking,
     single_round,
     other_images,

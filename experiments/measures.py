@@ -22,7 +22,7 @@ ENOUGH = 3
 """A row with fewer seeds is thin: it is marked, and no sentence rests on it."""
 SINGLE = ("LOO", "EE", "FP", "ALPHA", "SHAPLEY")
 SUMMED = (
-    "LOO sum", "IOI sum", "COS sum", "ALPHA sum", "PHI sum",
+    "LOO sum", "IOI sum", "COS sum", "COS-MODEL sum", "ALPHA sum", "PHI sum",
     "LOO sum, renormalised", "IOI sum, renormalised", "ALPHA sum, renormalised",
 )  # fmt: skip
 OTHER = (
@@ -41,8 +41,8 @@ EXPLAINED = {
     "SHAPLEY": "exact Shapley value of the one round, which LOO, EE, FP and ALPHA approximate",
     "LOO sum": "LOO summed over the rounds",
     "IOI sum": "include one in, summed over the rounds",
-    "COS sum": "cosine of the update with the sum of all, summed over the rounds; the paper's COS, in "
-    "the same line of a table, is the cosine of two models",
+    "COS sum": "cosine of the update with the sum of all, summed over the rounds",
+    "COS-MODEL sum": "the paper's COS: cosine of the models M0 + U_i and M, summed; only newer runs kept it",
     "ALPHA sum": "alpha summed over the rounds: what fedmerit ranks and pays by",
     "PHI sum": "PHI summed over the rounds: products of updates with the round's public direction; for "
     "accuracy, which has no gradient, that of sharpened accuracy",
@@ -150,6 +150,9 @@ def _scores(cell: Result, utility: str, at: int) -> dict[str, Vector]:
     found["samples"] = np.array([float(cell["samples"][name]) for name in cell["clients"]])
     if (along := phi(cell, utility, at)) is not None:
         found["PHI sum"] = settled(along[0])
+    if cosines := cell.get("cosine_model", [])[: len(plain)]:
+        each = [[one.get(name, 0.0) for one in cosines] for name in cell["clients"]]
+        found["COS-MODEL sum"] = settled([math.fsum(own) for own in each])
     truth = cell["utilities"][utility]["truth"]
     if truth.get("rounds"):
         rounds = np.array(truth["rounds"][: len(plain)], dtype=np.float64)

@@ -1,162 +1,91 @@
-"""The first page of the results: per line of the paper its command, its cost, its number and ours."""
+"""The first page of the results: the paper's tables in four columns, what was run, and what was not."""
 
 from __future__ import annotations
 
 import ast
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from cells import Result, Row, datasets
 from grid import text
-from measures import (
-    ENOUGH,
-    MARKS,
-    NOT_MEASURED,
-    compare,
-    curve,
-    detected,
-    facts,
-    influences,
-    intervals,
-    on_gpu,
-    repeats,
-    seeds,
-    spread,
-    turned,
-)
-from sections import PRINTED, Lines, done, heads_beside, near, numbers_beside, table, title_of, truth_of
-from takings import MEASURES, percent, shares_taken
+from measures import NOT_MEASURED, curve, facts, is_thin, on_gpu, seeds, spread
+from protocols import PROTOCOLS
+from sections import Lines, detection_lines, done, four_ways, table, title_of, truth_of
 
-from fedmerit import agreement
-
-AGREEMENT = ("tab:error", "tab:error_game", "tab:round", "tab:client", "tab:alpha", "PHI")
+AGREEMENT = ("tab:error", "tab:error_game", "tab:round", "tab:client", "tab:alpha")
+PRINTED_WAY = ", as printed"
 Paper = Mapping[str, Any]
 
 
-def opening(row: Row, cells: Sequence[Result]) -> list[str]:
-    """The first cells of every line: where it is, what it is, how it was made."""
-    return [
-        f"[`{row.label}`](tables/{row.experiment}.md)",
-        title_of(row),
-        seeds(cells),
-        text(facts(cells)["seconds"] / 60, ".1f"),
-        f"`--only {row.experiment}`",
-    ]
+def in_one_cell(lines: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of several scores as one, cell by cell.
+
+    >>> in_one_cell([["LOO", "1"], ["FP", "2"]])
+    ['LOO / FP', '1 / 2']
+    """
+    return [" / ".join(cell) for cell in zip(*lines, strict=True)]
 
 
-def put(head: Sequence[str], body: Sequence[Sequence[str]]) -> Lines:
-    """A table whose lines begin with an `opening`."""
-    yield from table(["paper", "row", "seeds", "minutes", "command", *head], body)
+def four_columns(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper) -> Lines:
+    """Spearman of LOO and FP in every row of the paper's tables that is not thin."""
+    for truth, asked in (("MR-SV", ("LOO", "FP")), ("SV", ("MR-SV", "LOO", "FP"))):
+        body, known = [], set()
+        for row in rows:
+            cells = done(row, results)
+            key = row.at, *sorted(cell["name"] for cell in cells)
+            if row.label not in AGREEMENT or truth_of(row) != truth or is_thin(cells) or key in known:
+                continue
+            known.add(key)
+            line = in_one_cell(four_ways(row, cells, paper, "spearman", asked))
+            body.append([f"`{row.label}`", title_of(row), seeds(cells), *line[1:]])
+        what = "the retrained value" if truth == "SV" else "the truth above"
+        yield f"{' / '.join(asked)}, Spearman with {what}:"
+        yield ""
+        yield from table(["table", "row", "seeds", "the paper", *PROTOCOLS], body)
 
 
-def finished(
-    rows: Sequence[Row], results: Mapping[str, Result], *experiments: str
-) -> Iterator[tuple[Row, list[Result]]]:
-    """Rows of some experiments that have runs."""
+def other_columns(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper) -> Lines:
+    """Detection and weights."""
+    yield "### The label flipper is last"
+    yield ""
+    body = []
     for row in rows:
-        if row.experiment in experiments and (cells := done(row, results)):
-            yield row, cells
-
-
-def agreement_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper) -> Lines:
-    """Spearman with the truth of each table: the paper's, and ours by several scores."""
-    yield "Spearman with the truth of each table, ours twice: of accuracy / of expected accuracy."
-    yield MARKS
+        cells = done(row, results)
+        if row.experiment == "fig-misbeh" and not is_thin(cells):
+            line = in_one_cell(detection_lines(row, cells, paper))
+            each = (cell.replace(f" of {len(cells)}", "") for cell in line[1:])
+            body.append([title_of(row), seeds(cells), *each])
+    yield "MR-SV / LOO / EE / FP / COS: in how many runs; the paper states the median of a rate."
     yield ""
-    for truth, title in (("MR-SV", "### With MR-SV"), ("SV", "### With the retrained Shapley value")):
-        body = [
-            [*opening(row, cells), *numbers_beside(row, cells, results, paper)]
-            for row in rows
-            if row.label in AGREEMENT and truth_of(row) == truth and (cells := done(row, results))
-        ]
-        yield title
-        yield ""
-        if truth == "SV":
-            yield "Rows have 6 members unless they say otherwise; the paper has 9."
-            yield ""
-        yield from put(heads_beside(truth), body)
-
-
-def detection_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper) -> Lines:
-    """In how many runs the label flipper is last."""
-    body, seen = [], set()
-    for row, cells in finished(rows, results, "fig-misbeh", "tab-flip"):
-        known = paper["detection"]["values"].get(datasets()[row.dataset]["paper"], {})
-        said = text(known["FP"], ".2f") if row.experiment == "fig-misbeh" else NOT_MEASURED
-        line = [*opening(row, cells), said]
-        for score in ("FP", "ALPHA sum", "PHI sum", "COS sum"):
-            runs, mark = repeats(cells, results, score, truth="")
-            counts = [detected(runs, utility, row.at).get(score) for utility in PRINTED]
-            seen |= {count for count in counts if count}
-            each = ["{} of {}".format(*count) if count else NOT_MEASURED for count in counts]
-            line.append(" / ".join(each) + mark if any(counts) else NOT_MEASURED)
-        by_turning = sum(turned(cells, utility, row.at, "FP") for utility in PRINTED)
-        line[6] += f" ({by_turning} by a turned sign)" if by_turning else ""
-        body.append(line)
-    yield "In how many runs the one label flipper among 9 IID members is last, by accuracy / by expected"
-    yield "accuracy. The paper states the median of a rate. These runs have no solo models, so no MERIT."
-    yield ""
-    yield from put(["the paper: FP", "ours: FP", "alpha summed", "PHI, settled", "COS summed"], body)
-    if seen:
-        yield intervals(seen)
-        yield ""
-
-
-def other_lines(rows: Sequence[Row], results: Mapping[str, Result], paper: Paper) -> Lines:
-    """Weighting, cheats, influence, illustration: a table each."""
+    yield from table(["row", "runs", "the paper", *PROTOCOLS], body)
     yield "### Weights from scores"
     yield ""
+    yield "Negative loss after the last round. The scripts hold no such experiment. As printed, weights are"
+    yield "of the same round's accuracy, not clipped, and label noise rises in steps of 0.11. Ours are"
+    yield "clipped to [0.1, 3], of the expected accuracy, and the noise rises in steps of 1/8."
+    yield ""
     body = []
-    for row, cells in finished(rows, results, "fig-perf"):
+    for row in rows:
+        cells = done(row, results)
+        if row.experiment != "fig-perf" or row.row.endswith(PRINTED_WAY) or is_thin(cells):
+            continue
         known = paper["performance"]["values"][datasets()[row.dataset]["paper"]]
         said = " / ".join(text(known[one], ".2f") for one in row.row.split(" = ") if one in known)
-        each = [spread([curve(cell, u)[-1] for cell in cells]) for u in ("neg-loss", *PRINTED)]
-        body.append([*opening(row, cells), said or NOT_MEASURED, *each])
-    yield "After the last round. Nobody weighted by PHI, which is settled when training is over, or by MERIT."
-    yield ""
-    head = ["the paper: negative loss", "ours: negative loss", "accuracy", "expected accuracy"]
-    yield from put(head, body)
-    yield "### Cheats that send something else"
-    yield ""
-    body = [
-        [*opening(row, cells), *(percent(values) for values in shares_taken(row, cells).values())]
-        for row, cells in finished(rows, results, "tab-cheat")
-    ]
-    yield "The cheat's share of all scores, of two cheats both shares; a fair one is 17 %, of two 33 %. This"
-    yield "is not in the paper. In brackets the least and the largest of the seeds."
-    yield ""
-    yield from put(MEASURES.values(), body)
-    yield "### Influence of one member on another's EE"
-    yield ""
-    flat = [value for line in paper["influence"]["values"] for value in line if value]
-    body = []
-    for row, cells in finished(rows, results, "tab-attack"):
-        each = []
-        for utility in PRINTED:
-            single = influences(cells, utility, row.at)
-            middle = np.median(single, axis=0)
-            off = middle[~np.eye(len(middle), dtype=bool)]
-            each.append(f"{text(off.min(), '.3f')} to {text(off.max(), '.3f')}")
-        body.append([*opening(row, cells), f"{text(min(flat), '.3f')} to {text(max(flat), '.3f')}", *each])
-    yield "Alpha, PHI and MERIT of a member do not depend on what others state: there it is 0."
-    yield ""
-    yield from put(["the paper", "ours: medians, accuracy", "medians, expected accuracy"], body)
-    yield "### Four members"
-    yield ""
-    drawn = paper["illustrate"]["values"]
-    body = []
-    for row, cells in finished(rows, results, "fig-illustrate"):
-        is_same = datasets()[row.dataset]["paper"] == paper["illustrate"]["dataset"]
-        said = agreement(drawn["FP"], drawn["MR-SV"], resamples=0).spearman if is_same else None
-        each = [near(cells, results, row, score) for score in ("FP", "ALPHA sum", "PHI sum", "MERIT")]
-        body.append([*opening(row, cells), NOT_MEASURED if said is None else text(said, ".2f"), *each])
-    yield "Spearman with MR-SV, of accuracy / of expected accuracy; the paper's of what it draws."
-    yield ""
-    yield from put(["the paper: FP", "ours: FP", "alpha summed", "PHI, settled", "MERIT"], body)
+        same = [one for one in rows if (one.dataset, one.row) == (row.dataset, f"{row.row}{PRINTED_WAY}")]
+        runs = [cell for one in same for cell in done(one, results)]
+        each = [spread([curve(cell, "neg-loss")[-1] for cell in some]) for some in (runs, cells)]
+        line = [
+            title_of(row),
+            seeds(cells),
+            said or NOT_MEASURED,
+            each[0] or ("not run" if same else NOT_MEASURED),
+        ]
+        body.append([*line, each[1], spread([curve(cell, "accuracy")[-1] for cell in cells])])
+    head = ["row", "seeds", "the paper", "the paper's text, as printed", "ours", "ours: accuracy"]
+    yield from table(head, body)
 
 
 def data_lines(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
@@ -189,31 +118,13 @@ def data_lines(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
     yield from table(head, body)
 
 
-def unlisted(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
-    """Finished runs that no table uses: of earlier plans, with more images."""
+def unlisted(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
+    """Finished runs that no table uses."""
     planned = {cell.name for row in rows for cell in row.cells}
-    body = []
-    for name in sorted(set(results) - planned):
-        cell = results[name]
-        if cell["utilities"]["accuracy"]["truth"].get("rounds"):
-            found = {u: compare([cell], u, 10**6, "MR-SV") for u in PRINTED}
-            near = [
-                " / ".join(spread(found[u].get(score, {}).get("spearman", [])) for u in PRINTED)
-                for score in ("FP", "ALPHA sum")
-            ]
-        else:
-            near = ["", ""]
-        members, images = len(cell["clients"]), sum(cell["samples"].values())
-        short = datasets()[cell["dataset"]]["short"]
-        spoilt = ", ".join(cell["settings"].get("corruption", {})).replace("_", " ")
-        body.append([f"`{name}`", short, f"{images:,}", str(members), spoilt, *near])
-    if body:
-        yield "## Runs in no table"
-        yield ""
-        yield "Of earlier plans, with more images; Spearman with MR-SV, accuracy / expected accuracy. They"
-        yield "count only in what FINDINGS.md says of all rounds of all runs."
-        yield ""
-        yield from table(["run", "data", "images", "members", "with", "FP", "alpha summed"], body)
+    names = ", ".join(f"`{name}`" for name in sorted(set(results) - planned))
+    return (
+        f"Runs of earlier plans, which count where FINDINGS.md speaks of all rounds only: {names or 'none'}."
+    )
 
 
 def commands(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
@@ -237,56 +148,53 @@ def commands(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
                 ", ".join(known["devices"]),
             ]
         )
-    yield "Commands take `--data FOLDER --out DIR` too. Minutes are those of the whole device: a run's"
-    yield "seconds, divided by how many ran at once. Runs are shared between tables, so they do not add up."
+    yield "Commands take `--data FOLDER --out DIR` too. Minutes are of the whole machine; tables share runs."
     yield ""
     head = ["paper", "what it shows", "command", "runs", "minutes", "minutes left, on an H200", "machine"]
     yield from table(head, body)
 
 
 def missing(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
-    """Runs of the plan that were not done, and what they would cost."""
-    body, seen = [], set()
+    """Runs of the plan that were not done."""
+    seen: set[str] = set()
+    found: dict[tuple[str, str], list[str]] = {}
+    minutes: dict[tuple[str, str], float] = {}
     for row in rows:
         left = [cell for cell in row.cells if cell.name not in results and cell.name not in seen]
         seen |= {cell.name for cell in left}
         if left:
-            minutes = math.fsum(cost(cell.guess, results) for cell in left) / 60
-            what = datasets()[row.dataset]["short"] + (f", {row.row}" if row.row else "")
-            body.append([f"`{row.label}`", what, f"{len(left)} of {len(row.cells)}", text(minutes, ".1f")])
-    if not body:
+            key = row.label, row.dataset
+            found.setdefault(key, []).append(f"{row.row or 'all'} ({len(left)} of {len(row.cells)})")
+            minutes[key] = minutes.get(key, 0.0) + math.fsum(cost(cell.guess, results) for cell in left) / 60
+    if not found:
         yield "Every run of the plan was done."
         yield ""
         return
-    yield "The paper has 10 runs a row. We planned fewer, see each row's seeds, and these are left."
-    yield "Estimated from the plan's guess and how guesses of finished runs turned out."
-    if not any("resnet" in one["settings"]["model"]["name"] for one in results.values()):
-        yield "No run of a ResNet (ISIC, lung) has been finished, so those are guesses alone."
+    yield "Planned and not run. `run.py --data FOLDER --list` measures the minutes on your machine. ResNets"
+    yield "need a GPU: these rows train or evaluate hundreds of them and will not be run on a CPU."
     yield ""
-    yield from table(["paper", "row", "runs missing", "minutes on an H200"], body)
-    few = dict.fromkeys(f"`{row.label}` {title_of(row)}" for row in rows if len(row.cells) < ENOUGH)
-    yield "Planned with fewer than 3 seeds, because models hardly learn at that learning rate or because only"
-    yield f"one run is drawn: {'; '.join(few)}."
-    yield "Not planned: `tab:error_game` of ISIC and PCam with 9 members."
+    body = [
+        [f"`{label}`", datasets()[dataset]["short"], ", ".join(each), text(minutes[label, dataset], ".1f"),
+         "GPU only" if "resnet" in datasets()[dataset]["model"] else ""]
+        for (label, dataset), each in found.items()
+    ]  # fmt: skip
+    yield from table(["table", "data", "rows (runs missing)", "minutes on an H200", ""], body)
+    yield "Not planned: `tab:error_game` of ISIC and PCam with 9 members, and more seeds at ISIC's printed"
+    yield "learning rate, at which models hardly learn. Out of scope: test sets made by a GAN, which the"
+    yield "paper suggests where there is no common one, and asynchronous training, its outlook."
     yield ""
 
 
 def scripts() -> Lines:
-    """Every file of the folder and the first line of its text: commands first, then what they import."""
-    found = {}
+    """Every command of the folder, and the first line of its text."""
+    body = []
     for file in sorted(Path(__file__).resolve().parent.glob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
-        found[file.name] = (ast.get_docstring(tree) or "").splitlines()[0], isinstance(tree.body[-1], ast.If)
-    yield "Commands say how they are called at their top:"
+        if isinstance(tree.body[-1], ast.If):
+            body.append([f"`{file.name}`", (ast.get_docstring(tree) or "").splitlines()[0]])
+    yield "Commands; each says at its top how it is called:"
     yield ""
-    yield from table(
-        ["command", "what it does"], [[f"`{n}`", says] for n, (says, runs) in found.items() if runs]
-    )
-    yield "What they import:"
-    yield ""
-    yield from table(
-        ["module", "what is in it"], [[f"`{n}`", says] for n, (says, runs) in found.items() if not runs]
-    )
+    yield from table(["command", "what it does"], body)
 
 
 def cost(guess: float, results: Mapping[str, Result]) -> float:

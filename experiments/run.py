@@ -3,12 +3,14 @@
 ::
 
     python experiments/run.py --data FOLDER --out DIR --budget-minutes 9 [--only tab-error] [--jobs 2]
+    python experiments/run.py --data FOLDER --out DIR --fresh --dataset cifar10 --row 10 [--seeds 0 1]
     python experiments/run.py --toy --out DIR             # every experiment at toy size, a minute on a CPU
 
-FOLDER holds the compact datasets (see compact.py). Cells that are finished in DIR or in experiments/results
-are skipped; of a retraining game that was given up, DIR/unfinished keeps the coalitions that are trained.
-DIR gets ``cells.jsonl``, a line a cell; merge.py brings its cells into experiments/results,
-tables.py makes the tables.
+FOLDER holds the datasets (prepare.py makes it from the original downloads). Cells that are finished in DIR or
+in experiments/results are skipped; with --fresh the published ones are run again and compared. Minutes are
+estimated by a probe of a few seconds per dataset on this machine, unless cells were run on it before. Of a
+retraining game that was given up, DIR/unfinished keeps the coalitions that are trained. DIR gets
+``cells.jsonl``, a line a cell; merge.py brings its cells into experiments/results, tables.py makes tables.
 """
 
 from __future__ import annotations
@@ -42,8 +44,10 @@ from cells import (  # noqa: E402
     select,
     subset_of,
 )
-from onecell import Overtime, convert, machine, run_cell, scratch  # noqa: E402
+from onecell import Overtime, convert, machine, probe, run_cell, scratch  # noqa: E402
+from protocols import OURS, vectors  # noqa: E402
 
+from fedmerit import agreement  # noqa: E402
 from fedmerit.simulation.training import keep_memory  # noqa: E402
 
 GRACE = 15.0
@@ -58,26 +62,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.time()
     budget = options.budget_minutes * 60
     rows = plan(toy=options.toy, subsets=dict(options.subset))
-    cells = in_order(select(rows, options.only))
+    cells = in_order(select(rows, options.only, options.dataset, options.row))
     if options.seeds:
         cells = [cell for cell in cells if cell.seed in options.seeds]
-    done = read_results([options.out] if options.toy else [options.out, RESULTS])
+    published = {} if options.toy else read_results([RESULTS])
+    done = read_results([options.out]) if options.fresh else {**published, **read_results([options.out])}
     pending = [cell for cell in cells if cell.name not in done]
     device = machine()["device"]
     costs = Costs.of(device, options.jobs, done.values())
     print(f"{len(cells)} cells, {len(cells) - len(pending)} finished; {device}, {options.jobs} at once")
-    if options.list:
+    if options.list and options.data is None:
+        print("without --data nothing is measured: seconds as on the machine that the plan was made for")
         report(pending, costs)
         return 0
     if not options.toy and options.data is None:
-        raise SystemExit("--data: the folder of the compact datasets is needed (or --toy)")
+        raise SystemExit("--data: the folder of the datasets is needed (or --toy); prepare.py makes it")
     absent = [cell.dataset for cell in pending if options.data and not is_there(options.data, cell.dataset)]
+    if absent and len(absent) == len(pending):
+        names = ", ".join(sorted(set(absent)))
+        raise SystemExit(f"{options.data}: holds none of {names}; prepare.py makes them from the downloads")
     pending = [cell for cell in pending if cell.dataset not in absent]
     options.out.mkdir(parents=True, exist_ok=True)
     home = Path(scratch())
     failed: list[Cell] = []
     try:
         work = Work(options, home, began + budget + GRACE)
+        if not options.toy:
+            work.measure(pending, costs)
+        if options.list:
+            report(pending, costs)
+            return 0
         while pending or work.running:
             left = began + budget - time.time()
             while len(work.running) < options.jobs and len(failed) < FAILURES:
@@ -97,6 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     failed.append(cell)
                 else:
                     append(options.out, result)
+                    if options.fresh and cell.name in published:
+                        print(difference(result, published[cell.name]), flush=True)
                     costs.add(cell, result["seconds"]["total"])
                     parts = ", ".join(f"{k} {v:.0f}" for k, v in result["seconds"].items() if k != "total")
                     now = time.time() - began
@@ -137,12 +153,24 @@ class Work:
         else:
             _begin(1, options.toy)
 
+    def measure(self, pending: Sequence[Cell], costs: Costs) -> None:
+        """Probe this machine with every dataset of which no cell was run here."""
+        known = {key for key, _, _ in costs.known}
+        for cell in pending:
+            if cell.key not in known and cell.dataset not in costs.rates and not costs.known:
+                costs.rates[cell.dataset] = probe(cell, self.converted(cell.dataset))
+
+    def converted(self, dataset: str) -> Path:
+        """The file of a dataset, converted if it is the first cell of it."""
+        if dataset not in self.titles:
+            self.titles |= convert(self.options.data, [dataset], self.home)
+        return self.home / f"{dataset}.npz"
+
     def start(self, cell: Cell, seconds: float) -> None:
-        """Convert its dataset if it is the first one of it, and run it."""
-        if cell.dataset not in self.titles:
-            self.titles |= convert(self.options.data, [cell.dataset], self.home)
+        """Run it."""
+        file = self.converted(cell.dataset)
         print(f"start: {cell} (about {seconds:.0f} s)", flush=True)
-        given = (cell, self.home / f"{cell.dataset}.npz", self.titles[cell.dataset])
+        given = (cell, file, self.titles[cell.dataset])
         known = {"jobs": self.options.jobs, "loop": self.options.loop, "deadline": self.deadline}
         known |= {"phi": not self.options.no_phi, "unfinished": self.unfinished}
         if self.pool is not None:
@@ -176,6 +204,22 @@ def _begin(jobs: int, toy: bool = False) -> None:
         torch.cuda.set_per_process_memory_fraction(engine.SHARE)
 
 
+def difference(result: Result, published: Result) -> str:
+    """How far a cell that was run again is from the published one."""
+    parts = []
+    for utility, part in result["utilities"].items():
+        pairs = zip(part["rounds"], published["utilities"].get(utility, {}).get("rounds", ()), strict=False)
+        gaps = [abs(one["grand"] - other["grand"]) for one, other in pairs]
+        parts.append(f"{utility} {max(gaps, default=0.0):.4f}")
+    near = [vectors(one, OURS, 10**6).get("FP") for one in (result, published)]
+    known = [one for one in near if one is not None]
+    again = agreement(*known, resamples=0).spearman if len(known) == 2 else None
+    shown = "undefined" if again is None else f"{again:.2f}"
+    return (
+        f"  against the published cell: v(M) differs by at most {', '.join(parts)}; Spearman of alpha {shown}"
+    )
+
+
 def report(pending: Sequence[Cell], costs: Costs) -> None:
     """What is left and what it will cost."""
     if not pending:
@@ -190,10 +234,13 @@ def report(pending: Sequence[Cell], costs: Costs) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--data", type=Path, help="folder of the compact datasets")
+    parser.add_argument("--data", type=Path, help="folder of the datasets")
     parser.add_argument("--out", type=Path, required=True, help="where results go")
     parser.add_argument("--budget-minutes", type=float, default=9.0)
     parser.add_argument("--only", nargs="+", default=[], metavar="EXPERIMENT")
+    parser.add_argument("--dataset", help="only rows of this dataset of the plan, such as cifar10")
+    parser.add_argument("--row", help="only rows of this name, such as 10")
+    parser.add_argument("--fresh", action="store_true", help="run published cells again and compare")
     parser.add_argument("--seeds", nargs="+", type=int, default=[], help="only these")
     parser.add_argument("--jobs", type=int, default=1, help="cells at once")
     parser.add_argument("--loop", action="store_true", help="members of a cell train one after another")

@@ -17,6 +17,7 @@ from measures import (
     compare,
     curve,
     detected,
+    flipper_of,
     influences,
     intervals,
     is_thin,
@@ -29,11 +30,11 @@ from measures import (
     spread,
     turned,
 )
+from protocols import AUTHORS, METRICS, PAPERS, PROTOCOLS, TEXT, compared, influences_of, last_in, vectors
 
 from fedmerit import Reports, Scores, alpha, ee, fp, ioi, loo, normalise, surplus
 
 Lines = Iterator[str]
-METRICS = {"spearman": "Spearman", "l2": "L2", "pearson": "Pearson", "kendall": "Kendall"}
 SPREAD = ("tab:error", "tab:error_game")
 """Tables of the paper with more than one metric."""
 PRINTED = ("accuracy", "expected-accuracy")
@@ -73,115 +74,80 @@ def truth_of(row: Row) -> str:
     return "SV" if row.label == "tab:error_game" else "MR-SV"
 
 
-def near(cells: Sequence[Result], results: Mapping[str, Result], row: Row, score: str) -> str:
-    """Spearman with the table's truth, of accuracy / of expected accuracy; of repeats if these cannot say."""
-    runs, mark = repeats(cells, results, score, truth=truth_of(row))
-    found = {utility: compare(runs, utility, row.at, truth_of(row)) for utility in PRINTED}
-    each = [spread(found[utility].get(score, {}).get("spearman", [])) for utility in PRINTED]
-    return " / ".join(one or NOT_MEASURED for one in each) + mark if any(each) else NOT_MEASURED
-
-
-def shown_beside(truth: str) -> tuple[dict[str, str], dict[str, str]]:
-    """The scores that a first table shows with their headings: of the paper, and of ours."""
-    ours = {"FP": "ours: FP", "ALPHA sum": "alpha summed", "PHI sum": "PHI, settled", "MERIT": "MERIT"}
-    if truth == "MR-SV":
-        return {"FP": "the paper: FP"}, ours
-    ours |= {"ALPHA sum, renormalised": "alpha summed, renormalised game"}
-    ours |= {"MR-SV": "MR-SV", "MR-SV, renormalised": "MR-SV, renormalised game"}
-    return {"MR-SV": "the paper: MR-SV", "FP": "the paper: FP"}, ours
-
-
-def heads_beside(truth: str) -> list[str]:
-    """The headings of `numbers_beside`."""
-    theirs, ours = shown_beside(truth)
-    return [*theirs.values(), *ours.values()]
-
-
-def numbers_beside(
-    row: Row, cells: Sequence[Result], results: Mapping[str, Result], paper: Mapping[str, Any]
-) -> list[str]:
-    """Spearman with the table's truth: the paper's and ours."""
-    theirs, ours = shown_beside(truth_of(row))
-    said = numbers(paper, row, "spearman")
-    each = [near(cells, results, row, score) for score in ours]
-    return [*(said.get(score, NOT_MEASURED) for score in theirs), *each]
-
-
 def title_of(row: Row) -> str:
     """The data of a row, and what is special about it."""
     return datasets()[row.dataset]["short"] + (f", {row.row}" if row.row else "")
 
 
-def beside(rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, Any]) -> Lines:
-    """One line a row: the paper's FP, and ours by FP, summed alpha, PHI and MERIT."""
+def four_ways(
+    row: Row, cells: Sequence[Result], paper: Mapping[str, Any], metric: str, asked: Sequence[str]
+) -> Iterator[list[str]]:
+    """Lines of a table of the paper: score, the paper's number, and ours by three protocols."""
+    truth = "SV" if truth_of(row) == "SV" else "truth"
+    found = [compared(cells, protocol, row.at, truth) for protocol in PROTOCOLS]
+    said = numbers(paper, row, metric)
+    for score in asked:
+        each = [spread(one.get(score, {}).get(metric, [])) or NOT_MEASURED for one in found]
+        yield [score, said.get("COS sum" if score == "COS" else score, NOT_MEASURED), *each]
+
+
+def paper_table(rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, Any]) -> Lines:
+    """A table of the paper in four columns: its numbers, the authors' protocol, its text, and ours."""
+    metrics = METRICS if rows[0].label in SPREAD else {"spearman": METRICS["spearman"]}
+    asked = (*(["MR-SV"] if truth_of(rows[0]) == "SV" else []), *PAPERS)
     body = [
-        [title_of(row), seeds(cells), *numbers_beside(row, cells, results, paper)]
+        [title_of(row), seeds(cells), title, *line]
         for row in rows
         if (cells := done(row, results))
+        for metric, title in metrics.items()
+        for line in four_ways(row, cells, paper, metric, asked)
+        if any(one != NOT_MEASURED for one in line[2:])
     ]
-    yield "**Spearman with the table's truth**, of accuracy / of expected accuracy"
+    yield "**The paper's table, four ways** ([what the columns are](../README.md#four-columns))"
     yield ""
-    yield from table(["row", "seeds", *heads_beside(truth_of(rows[0]))], body)
-    yield MARKS
-    yield ""
+    yield from table(["row", "seeds", "metric", "score", "the paper", *PROTOCOLS], body)
 
 
 def agreement_section(
     rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, list[dict[str, object]]]
 ) -> Lines:
-    """Spearman per score and utility for every row; for whole tables of the paper also the other metrics."""
-    yield from beside(rows, results, paper)
+    """The paper's table in four columns, then Spearman per score and utility for every row."""
+    yield from paper_table(rows, results, paper)
+    yield MARKS
+    yield ""
     for row in rows:
         cells = done(row, results)
         if not cells:
             continue
         for truth in ("SV", "MR-SV"):
-            for metric, title in METRICS.items():
-                if metric == "spearman" or row.label in SPREAD:
-                    yield from agreement_table(row, cells, results, paper, truth, metric, title)
+            yield from agreement_table(row, cells, results, truth)
         if row.label == "tab:error":
             yield from sign_table(row, cells)
 
 
-def agreement_table(
-    row: Row,
-    cells: Sequence[Result],
-    results: Mapping[str, Result],
-    paper: Mapping[str, list[dict[str, object]]],
-    truth: str,
-    metric: str,
-    title: str,
-) -> Lines:
-    """One metric against one truth; nothing where there is no such truth."""
-    utilities = list(cells[0]["utilities"])
-    found = {utility: compare(cells, utility, row.at, truth) for utility in utilities}
-    columns = [(utility, found[utility]) for utility in utilities]
-    if metric == "spearman" and "accuracy" in utilities and "expected-accuracy" in utilities:
-        crossed = compare(cells, "expected-accuracy", row.at, truth, against="accuracy")
-        columns.append((f"expected-accuracy against the {truth} of accuracy", crossed))
-    if not any(values for _, values in columns):
+def agreement_table(row: Row, cells: Sequence[Result], results: Mapping[str, Result], truth: str) -> Lines:
+    """Spearman of every score with one truth, by utility; nothing where there is no such truth."""
+    known = [(utility, utility) for utility in cells[0]["utilities"]]
+    if set(PRINTED) <= set(cells[0]["utilities"]):
+        known.append(PRINTED[::-1])
+    found = [compare(cells, own, row.at, truth, of) for own, of in known]
+    if not any(found):
         return
-    theirs = numbers(paper, row, metric) if truth == truth_of(row) else {}
     what = "the retrained Shapley value" if truth == "SV" else "MR-SV"
     few = ", thin" if is_thin(cells) else ""
-    yield f"**{title_of(row)}: {title} with {what}**, round {row.at}{few}"
+    yield f"**{title_of(row)}: Spearman with {what}**, round {row.at}{few}"
     yield ""
     body = []
     for score in SCORES:
-        each, mark = [values.get(score, {}) for _, values in columns], ""
+        each, mark = [one.get(score, {}) for one in found], ""
         if not any(each) and score in ABSENT:
             runs, mark = repeats(cells, results, score, truth=truth)
-            known = [(utility, utility) for utility in utilities]
-            known += [PRINTED[::-1]] * (len(columns) - len(utilities))
             each = [compare(runs, own, row.at, truth, of).get(score, {}) for own, of in known]
         if any(each) or score in ABSENT:
-            shown = [spread(values.get(metric, [])) for values in each]
-            body.append(
-                [score, theirs.get(score, ""), *(f"{one}{mark}" if one else NOT_MEASURED for one in shown)]
-            )
-    yield from table(
-        ["score", f"the paper, {datasets()[row.dataset]['paper']}", *(h for h, _ in columns)], body
-    )
+            shown = [spread(one.get("spearman", [])) for one in each]
+            body.append([score, *(f"{one}{mark}" if one else NOT_MEASURED for one in shown)])
+    heads = [own if own == of else f"{own} against the {truth} of {of}" for own, of in known]
+    yield from table(["score", *heads], body)
 
 
 def sign_table(row: Row, cells: Sequence[Result]) -> Lines:
@@ -205,6 +171,10 @@ def influence_section(
     shown = [("the paper", theirs)]
     for row in rows:
         cells = done(row, results)
+        if cells:
+            average = np.mean(influences_of(cells, row.at), axis=0)
+            lines = [[text(value, ".3f") for value in line] for line in average]
+            shown.append((f"{AUTHORS}, mean of {len(cells)} seeds", lines))
         for utility in cells[0]["utilities"] if cells else ():
             found = influences(cells, utility, row.at)
             if len(found):
@@ -216,12 +186,23 @@ def influence_section(
                     ]
                     for line in zip(*both, strict=True)
                 ]
-                shown.append((f"ours, {utility}, median (mean) of {len(found)} seeds", matrix))
+                shown.append((f"{TEXT}, {utility}, median (mean) of {len(found)} seeds", matrix))
     for title, matrix in shown:
         yield f"**{title}**"
         yield ""
         head = ["", *(str(j + 1) for j in range(len(matrix)))]
         yield from table(head, [[str(i + 1), *line] for i, line in enumerate(matrix)])
+
+
+def detection_lines(row: Row, cells: Sequence[Result], paper: Mapping[str, Any]) -> list[list[str]]:
+    """Per score of the paper: how often the flipper is strictly last, the paper's median and ours."""
+    said = paper["detection"]["values"][datasets()[row.dataset]["paper"]]
+    counts = [last_in(cells, protocol, row.at, flipper_of) for protocol in PROTOCOLS]
+    body = []
+    for score in ("MR-SV", *PAPERS):
+        each = ["{} of {}".format(*one[score]) if score in one else NOT_MEASURED for one in counts]
+        body.append([score, text(said["COS sum" if score == "COS" else score], ".2f"), *each])
+    return body
 
 
 def detection_section(
@@ -236,7 +217,9 @@ def detection_section(
             continue
         utilities = list(cells[0]["utilities"])
         found = {utility: detected(cells, utility, row.at) for utility in utilities}
-        theirs = paper["detection"]["values"][datasets()[row.dataset]["paper"]]
+        yield f"**{title_of(row)}: four ways**"
+        yield ""
+        yield from table(["score", "the paper, median", *PROTOCOLS], detection_lines(row, cells, paper))
         body, seen = [], []
         for score in SCORES:
             counts, mark = [found[utility].get(score) for utility in utilities], ""
@@ -248,13 +231,12 @@ def detection_section(
                 counts = [one.get(score) for one in known]
             if (any(counts) or score in ABSENT) and score != "samples":
                 seen += [count for count in counts if count]
-                said = text(theirs[score], ".2f") if score in theirs else ""
                 each = (f"{count[0]} of {count[1]}{mark}" if count else NOT_MEASURED for count in counts)
-                body.append([score, said, *each])
+                body.append([score, *each])
         of = f", {row.row}" if row.row else ""
         yield f"**{datasets()[row.dataset]['short']}**{of}, round {row.at}"
         yield ""
-        yield from table(["score", "the paper, median", *utilities], body)
+        yield from table(["score", *utilities], body)
         yield intervals(seen)
         yield ""
         by_sign = [
@@ -310,6 +292,15 @@ def illustration_section(
     yield from table(["score", *(f"Hospital {letter}" for letter in "ABCD")], body)
     for row in rows:
         for cell in done(row, results)[:1]:
+            every = vectors(cell, AUTHORS, row.at)
+            yield f"**{title_of(row)}: {AUTHORS}**, divided by the mean, seed {cell['seed']}"
+            yield ""
+            shown = {
+                "SV of the round": every["truth"],
+                **{name: every[name] for name in PAPERS if name in every},
+            }
+            body = [[name, *map(_two, values / values.mean())] for name, values in shown.items()]
+            yield from table(["score", *cell["clients"]], body)
             found = scores(cell, "expected-accuracy", row.at)
             title = datasets()[row.dataset]["title"]
             yield f"**{title}**, expected accuracy, normalised, seed {cell['seed']}"

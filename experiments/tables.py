@@ -27,18 +27,18 @@ from coverage import coverage_section  # noqa: E402
 from findings import findings  # noqa: E402
 from grid import mean, text  # noqa: E402
 from measures import ENOUGH, EXPLAINED, SCORES, facts, is_thin, on_gpu  # noqa: E402
-from other_images import lines_by_data, other_images_section  # noqa: E402
+from other_images import other_images_section  # noqa: E402
 from overview import (  # noqa: E402
-    agreement_lines,
     commands,
     cost,
     data_lines,
-    detection_lines,
+    four_columns,
     missing,
-    other_lines,
+    other_columns,
     scripts,
     unlisted,
 )
+from protocols import COMMIT, PROTOCOLS, SCRIPTS  # noqa: E402
 from retrained import phi_game_section  # noqa: E402
 from rules import rules_section  # noqa: E402
 from sections import SECTIONS as OF_THE_PAPER  # noqa: E402
@@ -46,53 +46,52 @@ from sections import Lines, agreement_section, axioms_section, done, table  # no
 from takings import cheat_section, flip_section  # noqa: E402
 from tidy import FIGURES, csv_text  # noqa: E402
 
-HEAD = """# The paper's experiments
+HEAD = """# The paper's experiments, again
 
-We ran the paper's tables and figures again with fedmerit's engine, on real data. [What was not
-run](#what-was-not-run) lists the exceptions, and [FINDINGS.md](FINDINGS.md) says what the results show.
+The tables and figures of "Beyond Leave-One-Out", run again with fedmerit on **subsets and stand-ins**:
+re-encoded images (CIFAR-10 at 32 pixels, Brain-MRI at 128, lung at 96, ISIC at 64), subsets of most data,
+the HAM10000 part of ISIC 2019, LC25000 lung tissue in the place of PCam (another experiment, not a
+replication), and ResNets with GroupNorm from scratch where the authors' have BatchNorm and were pretrained.
+[FINDINGS.md](FINDINGS.md) begins with a verdict on every claim of the paper.
 
-`experiments/tables.py` makes this file from the raw results in `experiments/results` (one JSON file per run:
-all reports of all rounds for all utilities, the ground truth, seconds, versions) and from
-`experiments/paper.json` (the paper's numbers, by LaTeX label). `plan.toml` describes the runs.
-
+    python experiments/prepare.py cifar10 DOWNLOAD FOLDER                  # original download -> data folder
     python experiments/run.py --data FOLDER --out DIR --budget-minutes 9   # what fits, and what is left
+    python experiments/run.py --data FOLDER --out DIR --fresh --dataset cifar10 --row 10  # again
     python experiments/merge.py DIR/cells.jsonl                            # into experiments/results
     python experiments/tables.py                                           # this file, tables/, FINDINGS.md
     python experiments/figures.py                                          # figures/*.png and *.pdf
 
-Our numbers are means ± standard deviations over seeds. A row with fewer than {enough} seeds is marked "thin",
-and its numbers with "(1)" or "(2)": no sentence here or in FINDINGS.md rests on it. Every seed draws its own
-training subset, partition, test pool and first model. Unless a table says otherwise:
+`tables.py` needs no training: it reads `results` (one JSON file per run: all reports of all rounds and
+utilities, the ground truth, seconds, versions), `paper.json` (the paper's numbers by LaTeX label) and
+`plan.toml` (the runs).
 
-- Adam is reset each round; 5 local epochs (ISIC: 3), batch 64, weights 1/N, inputs in [-1, 1], a
-  class-balanced test pool, the additive game.
-- On the GPU, training is in TF32, except for the first {old} runs, which were in float32.
-- Secure aggregation is off: the same integers are summed without masks.
-- Coalitions are evaluated in the fastest precision that stays within one test image of float32 on a sample of
-  them (runs by precision: {precisions}; largest deviation of a utility in that sample {deviation}).
+## Four columns
 
-`engine.py` adds what analysis needs: the other game, exact Shapley values of rounds, the paper's weights.
-
-Other differences from the paper:
-
-- **Images.** All are re-encoded and, except for CIFAR-10, smaller. Most runs use a subset.
-- **PCam** is not here. LC25000 lung tissue stands in its place, with all three classes, and with two
-  (adenocarcinoma against benign), which is a task of PCam's kind. Another organ, and far fewer images: this
-  is another experiment, not a replication. The paper's numbers for PCam stand beside it for orientation.
-- **Networks.** ResNets have group normalisation and no pretrained weights. The batch size is our choice; the
-  paper names none.
-- **"±".** The paper states what it calls the variance over 10 runs. We state the standard deviation.
-- **MR-SV.** The paper refers to Algorithm 2 of Song et al. (2019), who renormalise a coalition's weights.
-  Its own scores are of the models M0 + U_i and M - U_i, which are not renormalised. It does not say of which
-  game its MR-SV is. Here it is of the additive one, as the scores are, unless a row says "renormalised".
-- **COS.** The paper's formula is the cosine of two models, nearly the same for all members in its
-  `fig:illustrate`; its text speaks of gradients. Ours, in the same line of a table, is the cosine of updates,
-  summed over the rounds.
-- **Utility.** The paper does not name the utility behind its tables and its detection rates, and draws the
-  negative loss in one figure. We give accuracy and expected accuracy here, and every utility in the tables.
-
-A label flipper replaces class y by class C - 1 - y, with C classes.
+{columns}
+The last three columns are computed from the same runs of ours. So of the scripts' choices the network,
+Adam's state and weights by samples are not reproduced; the game is the renormalised one in `tab:error_game`
+and `tab:attack`, and the additive one elsewhere; and COS is that of updates in all three (raw results hold
+no cosine of models). Numbers are means ± standard deviations over seeds (the paper states what it calls the
+variance). Rows with fewer than {enough} seeds are "thin": only the pages of the tables show them, and no
+sentence rests on them.
 """
+
+COLUMNS = (
+    ("what", "as printed", "its published [scripts](https://github.com/{scripts}), commit {commit}",
+     "to the letter", "fedmerit"),
+    ("utility", "not named", "accuracy", "accuracy", "expected accuracy"),
+    ("v of nobody's coalition", "v(M0)", "0", "v(M0)", "v(M0)"),
+    ("score", *["of the 10th round"] * 3, "summed over the rounds; FP and EE as alpha"),
+    ("truth", "MR-SV over the rounds", "Shapley value of the same round", *["MR-SV over the rounds"] * 2),
+    ("normalised", "less the minimum, by the mean", "less the minimum if negative, by the mean",
+     *["as printed"] * 2),
+    ("L2", "not said to be squared", "squared", *["squared, for comparison"] * 2),
+    ("game", "additive; Song et al. cited", "renormalised, weighted by samples", "additive", "additive"),
+    ("COS", "of models, in words of gradients", "of models", *["of updates, summed"] * 2),
+    ("ResNets", "not said", "pretrained, BatchNorm", *["from scratch, GroupNorm"] * 2),
+    ("Adam", "not said", "keeps its state over rounds", *["reset each round"] * 2),
+)  # fmt: skip
+"""What differs between the four columns."""
 
 SECTIONS = {**OF_THE_PAPER, "tab-cheat": cheat_section, "tab-flip": flip_section}
 SECTIONS |= {"other-images": other_images_section, "tab-phi-game": phi_game_section}
@@ -152,44 +151,44 @@ def readme(
     rows: Sequence[Row], results: Mapping[str, Result], paper: Mapping[str, object], *, toy: bool
 ) -> str:
     """The first page."""
-    old = sum(on_gpu(one) and not one.get("tf32") for one in results.values())
-    looked = [one["coalitions"] for one in results.values() if one["coalitions"].get("methods")]
-    names = ("float32", "tf32", "float16", "bfloat16")
-    used = [{word for method in one["methods"] for word in method.replace(",", "").split()} for one in looked]
-    counts = {name: sum(name in words for words in used) for name in names}
-    precisions = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
-    deviation = max((one["largest_deviation"] for one in looked), default=0.0)
-    head = HEAD.format(enough=ENOUGH, old=old, precisions=precisions, deviation=text(deviation, ".0e"))
+    known = {"scripts": SCRIPTS, "commit": COMMIT}
+    body = [[cell.format(**known) for cell in line] for line in COLUMNS]
+    columns = "\n".join(table(["", "the paper", *PROTOCOLS], body))
+    head = HEAD.format(enough=ENOUGH, columns=columns)
     lines = [TOY + head if toy else head]
-    lines += ["## The data", "", *data_lines(rows, results)]
-    lines += ["## What was run", "", *commands(rows, results)]
-    lines += ["`tab:coalitions` needs no run: see [tables/tab-coalitions.md](tables/tab-coalitions.md).", ""]
+    lines += ["### Agreement with the Shapley value", "", *four_columns(rows, results, paper)]
     lines += [
-        "How sure scores are, by simulation: [tables/coverage.md](tables/coverage.md), and shares of money:"
+        "Here members are 6 unless a row says otherwise; the paper has 9. EE has FP's ranking unless a sign"
     ]
-    lines += ["[tables/share-coverage.md](tables/share-coverage.md). What each rule pays:"]
-    lines += ["[tables/rules.md](tables/rules.md). How often honest runs are refused:"]
-    lines += ["[tables/alarms.md](tables/alarms.md). All tests of the retraining game:"]
-    lines += ["[tables/retrained.md](tables/retrained.md).", ""]
-    lines += ["## Agreement: the paper's number and ours", "", *agreement_lines(rows, results, paper)]
-    lines += ["## Agreement on the same and on other test images", ""]
-    lines += [
-        "All of the above is agreement with a truth of the *same* test images. Here the test pool is cut",
-        "into two halves: see [tables/other-images.md](tables/other-images.md).",
-        "",
-    ]
-    lines += lines_by_data(rows, results)
-    lines += ["## Detection, weights, cheats, influence", "", *detection_lines(rows, results, paper)]
-    lines += other_lines(rows, results, paper)
-    lines += ["## Figures", "", "In the paper's layout, with its own numbers beside ours:", ""]
+    lines += ["turns. EE, COS, L2, Pearson and Kendall are in the pages of the tables (below).", ""]
+    lines += other_columns(rows, results, paper)
     shown = {"fig-perf": "fig:perf_cifar_isic", "fig-misbeh": "fig:misbeh_cifar_isic"}
     shown |= {"fig-illustrate": "fig:illustrate", "retrained": "the retrained Shapley value"}
-    lines += [f"![{title}](figures/{name}.png)\n" for name, title in shown.items()]
-    lines += ["## What was not run", "", *missing(rows, results)]
-    lines += list(unlisted(rows, results))
+    lines += ["## Figures", "", *(f"![{title}](figures/{name}.png)\n" for name, title in shown.items())]
+    lines += ["## The data", "", *data_lines(rows, results), settings_used(results), ""]
+    lines += ["## What was run", "", *commands(rows, results), OTHER_PAGES, ""]
+    lines += ["## What was not run", "", *missing(rows, results), unlisted(rows, results), ""]
     lines += ["## The scripts", "", *scripts()]
     lines += list(glossary())
     return "\n".join(lines) + "\n"
+
+
+OTHER_PAGES = """Without a run: [tab:coalitions](tables/tab-coalitions.md), how sure
+[scores](tables/coverage.md) and [shares](tables/share-coverage.md) are, what each [rule](tables/rules.md)
+pays, how often honest runs are [refused](tables/alarms.md), all tests of the [retraining
+game](tables/retrained.md)."""
+
+
+def settings_used(results: Mapping[str, Result]) -> str:
+    """What all runs have in common."""
+    old = sum(on_gpu(one) and not one.get("tf32") for one in results.values())
+    looked = [one["coalitions"] for one in results.values() if one["coalitions"].get("methods")]
+    deviation = text(max((one["largest_deviation"] for one in looked), default=0.0), ".0e")
+    return f"""Every seed draws its own training subset, partition, test pool and first model. Batch 64,
+weights 1/N, inputs in [-1, 1]; secure aggregation is off (the same integers are summed without masks). On
+the GPU, training is in TF32, but for the first {old} runs. Coalitions are evaluated in the fastest precision
+that stays within one test image of float32 on a sample of them (largest deviation {deviation}). A label
+flipper replaces class y by C - 1 - y."""
 
 
 def glossary() -> Lines:

@@ -21,7 +21,6 @@ from evidence import (
     Facts,
     agree,
     between,
-    close,
     mean,
     spearman,
 )
@@ -61,9 +60,6 @@ def flipper(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     ) / 2 and min(mrsv.values()) == len(cells)
     facts["flipper found"] = f"{len(cells)} of {len(cells)}"
     facts["flipper runs"] = str(len(cells))
-    said = evidence.paper["detection"]["values"]
-    rates = {"CIFAR-10": said["CIFAR10"]["FP"], "ISIC": said["ISIC"]["FP"]}
-    facts["paper detection"] = " and ".join(f"{text(rate, '.2f')} on {name}" for name, rate in rates.items())
     others = [count for utility, count in last.items() if utility != "neg-loss"]
     missed = np.repeat([1.0, 0.0], [min(others) - last["neg-loss"], last["neg-loss"]])
     facts["flipper p"] = text(sign_test(missed), ".2f")
@@ -71,7 +67,6 @@ def flipper(evidence: Evidence, facts: Facts, claims: Claims) -> None:
         min(others) == len(cells) and sign_test(missed) < CHANCE
     )
     claims["COS and the renormalised alpha find the flipper with every utility"] = all(always)
-    facts["paper detection COS"] = text(said["CIFAR10"]["COS sum"], ".2f")
 
 
 def class_mix(evidence: Evidence, facts: Facts, claims: Claims) -> None:
@@ -100,7 +95,6 @@ def class_mix(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     cases = [(utility, score) for utility in TITLES for score in ("FP", "EE")]
     by_sign = sum(turned(cells, utility, LAST, score) for utility, score in cases)
     at_all = sum(detected(cells, utility, LAST)[score][0] for utility, score in cases)
-    facts["mix turned"] = f"{by_sign} of {at_all}"
     claims["FP and EE find the ISIC flipper on a balanced test set by a turned sign only"] = by_sign == at_all
     claims["on a balanced test set the ISIC flipper is first or near it by alpha"] = all(
         mean([float(_rank(cell, utility, "ALPHA sum")) for cell in cells]) <= 2 for utility in TITLES
@@ -115,7 +109,6 @@ def class_mix(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     claims["after one round the models say one class"] = len(first) == 1 and min(first)[1] == 1 / 8
     facts["mix constant"] = text(min(first)[0], ".3f")
     facts["mix accuracy"] = spread([curve(cell, "accuracy")[-1] for cell in whole])
-    facts["mix balanced"] = spread([curve(cell, "balanced-accuracy")[-1] for cell in whole])
 
 
 def _rank(cell: Result, utility: str, score: str) -> int:
@@ -140,7 +133,7 @@ def downstream(evidence: Evidence, facts: Facts, claims: Claims) -> None:
 def _weights(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     """CIFAR-10 under weights from scores, against plain averaging with the same seeds."""
     ways = [row.row for row in evidence.rows if (row.experiment, row.dataset) == ("fig-perf", "cifar10")]
-    cells = {way: evidence.cells("fig-perf", "cifar10", way) for way in ways}
+    cells = {way: found for way in ways if (found := evidence.cells("fig-perf", "cifar10", way))}
 
     def each(of: Callable[[Result], float]) -> dict[str, dict[int, float]]:
         return {way: {cell["seed"]: of(cell) for cell in some} for way, some in cells.items()}
@@ -174,14 +167,10 @@ def _weights(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     )
     every = [value for values in peaks.values() for value in values.values()]
     facts["loss peaks"] = between(every, ".0f")
-    better = {way: int((ahead(last["neg-loss"], way) > TIE).sum()) for way in ways[1:]}
-    facts["weights better"] = ", ".join(f"{way} {hits} of {len(cells[way])}" for way, hits in better.items())
     same_round = (renormalised, "FP = EE", "LOO", "MR-SV")
     claims["in the last round's loss the mean of all but additive summed alpha and COS is ahead"] = (
         loss[OURS] <= loss["FedAvg"] < min(loss[way] for way in same_round)
     )
-    always = [way for way in same_round if better[way] == len(cells[way])]
-    claims["in the last round's loss not all of them are ahead in every run"] = 0 < len(always) < 4
     gap, theirs = ahead(last["neg-loss"], "FP = EE", "LOO"), known["FP"] - known["LOO"]
     facts["LOO behind"] = f"{text(mean(gap.tolist()), '.2f')} ± {text(standard_error(gap), '.2f')}"
     facts["paper LOO behind"] = text(theirs, ".2f")
@@ -193,21 +182,15 @@ def _weights(evidence: Evidence, facts: Facts, claims: Claims) -> None:
 def _influence(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     """The median and the mean of a ratio, and how often a single value of it is no share."""
     theirs = [value for line in evidence.paper["influence"]["values"] for value in line if value]
-    facts["paper influence"] = between(theirs, ".2f")
-    near, far = [], []
-    for utility in PAIR:
-        found = influences(evidence.cells("tab-attack", "brain_mri"), utility, 10)
-        single = found[:, ~np.eye(found.shape[1], dtype=bool)]
-        middle, average = (settled(of(single, axis=0)).tolist() for of in (np.median, np.mean))
-        outside = (single < -TIE) | (single > 1 + TIE)
-        facts[f"influence {utility}"] = (
-            f"{between(middle, '.2f')} by the median of {len(found)} seeds, and from "
-            f"{between(average, '.2f')} by the mean"
-        )
-        facts[f"influence outside {utility}"] = f"{int(outside.sum())} of {outside.size}"
-        near.append(min(middle) > 0 and max(middle) < max(theirs) + 0.01)
-        far.append(min(average) < 0 and max(average) > max(middle))
-    claims["the medians of the influence are near the paper's, the means are not"] = all(near) and all(far)
+    found = influences(evidence.cells("tab-attack", "brain_mri"), "accuracy", 10)
+    single = found[:, ~np.eye(found.shape[1], dtype=bool)]
+    middle, average = (settled(of(single, axis=0)).tolist() for of in (np.median, np.mean))
+    outside = (single < -TIE) | (single > 1 + TIE)
+    facts["influence accuracy"] = between(middle, ".2f")
+    facts["influence outside accuracy"] = f"{int(outside.sum())} of {outside.size}"
+    claims["the medians of the influence are near the paper's, the means are not"] = (
+        0 < min(middle) < max(middle) < max(theirs) + 0.01 and min(average) < 0 and max(average) > max(middle)
+    )
 
 
 # ------------------------------------------------------------------------------------------ rules and lies
@@ -215,23 +198,11 @@ def _influence(evidence: Evidence, facts: Facts, claims: Claims) -> None:
 
 def rules(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     """The median in the place of the mean in EE."""
-    distinct, own, with_mean, with_median = 0, [], [], []
-    for dataset in BOTH:
-        for cell in evidence.cells("tab-error", dataset):
-            for one in reports(cell, "expected-accuracy"):
-                raw = ee(one, combine="median").raw
-                distinct = max(distinct, len(np.unique(settled(raw))))
-                own.append(close(raw, alpha(one).raw))
-            true = scores(cell, "expected-accuracy", 10)["MR-SV"]
-            with_mean.append(agree(alpha(one).raw, true))
-            with_median.append(agree(raw, true))
-    facts |= {
-        "median distinct": str(distinct),
-        "median against alpha": text(mean(own), ".2f"),
-        "median against MR-SV": spread(with_median),
-        "mean against MR-SV": spread(with_mean),
-    }
-    claims["a median leaves three groups"] = distinct <= 3
+    cells = [cell for dataset in BOTH for cell in evidence.cells("tab-error", dataset)]
+    rounds = [one for cell in cells for one in reports(cell, "expected-accuracy")]
+    claims["a median leaves three groups"] = all(
+        len(np.unique(settled(ee(one, combine="median").raw))) <= 3 for one in rounds
+    )
 
 
 def lies(evidence: Evidence, facts: Facts, claims: Claims) -> None:
@@ -271,7 +242,7 @@ def lying(cells: Sequence[Result]) -> dict[str, str]:
     """
     first = tried = last_of_published = 0
     pay: dict[str, list[float]] = {"honest": [], "fair": [], "fenced": []}
-    factors, moved = [], []
+    factors = []
     for cell in cells:
         rounds = reports(cell, PAIR[0])
         honest = shares(accumulate(rounds))
@@ -285,8 +256,6 @@ def lying(cells: Sequence[Result]) -> dict[str, str]:
             before, after = ee(last), ee(told(last, i, last.grand, last.empty))
             if before.status == after.status == "ok":
                 factors.append(share(after, i) / share(before, i))
-            else:
-                moved.append(i)
             total = accumulate([told(one, i) for one in rounds])
             pay["honest"].append(honest[name])
             pay["fair"].append(shares(total)[name])
@@ -295,6 +264,5 @@ def lying(cells: Sequence[Result]) -> dict[str, str]:
         "first": f"{first} of {tried}",
         "last": f"{last_of_published} of {tried}",
         "EE factor": text(mean(factors), ".2f") if factors else "undefined",
-        "EE turned": f"{len(moved)} of {tried}",
         **{f"pay {key}": text(mean(values), ".1%") for key, values in pay.items()},
     }

@@ -342,6 +342,7 @@ def isic2019(
     *,
     size: int = 64,
     group: str | None = None,
+    archive: str = "",
     test_fraction: float = 0.2,
     split_seed: int = 0,
     test_csv: str | None = None,
@@ -353,6 +354,7 @@ def isic2019(
         size: side of the images.
         group: column of the metadata file to group by. Default: ``center`` if there is such a column,
             otherwise the first letters of ``lesion_id`` (the archive: HAM, BCN, MSK; "unknown" if empty).
+        archive: only images whose ``lesion_id`` begins with these letters, such as HAM.
         test_fraction: share of each class to test on; no lesion is on both sides. An image without a
             ``lesion_id`` counts as a lesion of its own.
         split_seed: seed of that split.
@@ -361,6 +363,9 @@ def isic2019(
     """
     columns, truth = _one_hot(path / ISIC_TRUTH)
     metadata = _metadata(path / ISIC_METADATA)
+    if archive:
+        known = {image for image, row in metadata.items() if row.get("lesion_id", "").startswith(archive)}
+        truth = {image: name for image, name in truth.items() if image in known}
 
     def lesion(image: str) -> str:
         return metadata.get(image, {}).get("lesion_id") or image

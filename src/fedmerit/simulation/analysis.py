@@ -61,11 +61,29 @@ def from_this_round(
         score: the score that becomes the weights.
         evaluate: replaces the federation's own evaluation.
     """
-    finite = {name: model for name, model in trained.items() if bool(np.isfinite(model).all())}
     weights = dict.fromkeys(trained, 1.0)
-    if len(finite) < 2:
+    reports = reports_under_plain_averaging(federation, number, start, trained, evaluate)
+    if reports is None:
         return weights
-    shown, utility = federation.pool.slice(number), federation.utilities[0].name
+    return weights | weights_of(SCORES[score].function(reports).raw, reports.clients)
+
+
+def reports_under_plain_averaging(
+    federation: Federation,
+    number: int,
+    start: Model,
+    trained: Mapping[str, Model],
+    evaluate: Evaluate | None = None,
+    utility: str | None = None,
+) -> Reports | None:
+    """Return the reports that a round under plain averaging would have, None with fewer than 2 finite models.
+
+    ``utility`` is by default the one that members are paid by.
+    """
+    finite = {name: model for name, model in trained.items() if bool(np.isfinite(model).all())}
+    if len(finite) < 2:
+        return None
+    shown, utility = federation.pool.slice(number), utility or federation.utilities[0].name
     first = as_tensor(start).to(federation.device)
     updates = updates_on(federation.device, start, finite.values())
     change = torch.zeros_like(first, dtype=torch.float64)
@@ -76,7 +94,7 @@ def from_this_round(
     def value(model: Tensor) -> float:
         return mean((evaluate or federation.evaluate)(model, shown)[utility])
 
-    reports = Reports(
+    return Reports(
         empty=value(first),
         grand=value(grand),
         alone=np.array([value(first + update) for update in updates]),
@@ -85,7 +103,6 @@ def from_this_round(
         cosine=[cosine_of(update.double(), change) for update in updates],  # type: ignore[arg-type]
         round=number,
     )
-    return weights | weights_of(SCORES[score].function(reports).raw, reports.clients)
 
 
 # ------------------------------------------------------------------------------- along a public direction

@@ -42,17 +42,17 @@ KEPT = 4
 SALT = 32
 """Bytes of a revealed test sample beside its numbers and its target."""
 SPREAD = {
-    "expected-accuracy": (6.5, 26.5),
-    "sharpened-accuracy": (12.4, 56.0),
+    "expected-accuracy": (6.0, 33.7),
+    "sharpened-accuracy": (10.3, 68.3),
     "accuracy": (21.9, 74.8),
     "brier": (25.9, 162.2),
     "neg-loss": (36.6, 152.6),
 }
 """Standard deviation over test samples of the difference between two members' scores, summed over a run, in
-fair shares (the gain divided by the members): from the lowest 10th to the highest 90th percentile over pairs
-of the runs in experiments/results (CIFAR-10 and Brain-MRI). The first two are PHI's, from its blocks. The
-others are alpha's, from plain standard errors, which are too large. Utilities not named here use the range of
-accuracy."""
+fair shares (the gain divided by the members): from the lowest 10th to the highest 90th percentile over pairs,
+by dataset and number of members, of the runs in experiments/results (CIFAR-10 and Brain-MRI). The first two
+are PHI's, from its blocks. The others are alpha's, from plain standard errors, which are too large. Utilities
+not named here use the range of accuracy."""
 TENTH = 0.1
 """The difference, in fair shares, for which the plan says how many test samples it needs."""
 
@@ -169,7 +169,7 @@ def plan(config: Config, *, calibrate: bool = True, done: Callable[[], None] = l
     config = federation.config
     rounds = config.training.rounds
     present = [len(schedule(config, federation.names, number)) for number in range(1, rounds + 1)]
-    per_image, per_step = _calibration(federation) if calibrate else (math.nan, math.nan)
+    per_image, per_step = calibration(federation) if calibrate else (math.nan, math.nan)
     done()
     samples = sum(len(client.y) for client in federation.clients if client.behaviour == "honest")
     share = sum(present) / (rounds * len(federation.names))
@@ -260,7 +260,7 @@ def _settlement(federation: Federation, length: int, *, calibrate: bool) -> Sett
     )
 
 
-def _calibration(federation: Federation) -> tuple[float, float]:
+def calibration(federation: Federation) -> tuple[float, float]:
     """Return the seconds per evaluated image and per trained sample on this device."""
     shown = federation.pool.first
     per_image = _clocked(lambda: federation.evaluate(federation.first, shown), federation) / len(shown.y)
