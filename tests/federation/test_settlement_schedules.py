@@ -32,7 +32,7 @@ from fedmerit.secagg import masks
 from fedmerit.secagg.client import Client
 from linear_federation import Federation
 
-RING = 2**48
+RING = 2**64
 EACH = 10
 """Settlements of one federation."""
 FEW, MANY = 60, int(os.environ.get("FEDMERIT_SCHEDULES", "1500"))
