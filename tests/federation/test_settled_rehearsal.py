@@ -196,6 +196,15 @@ def test_one_number_for_the_run_settles_too(tmp_path, whole):
     }
 
 
+@pytest.mark.parametrize(("size", "by_class"), [((), True), (("data.test_size=0",), False)])
+def test_blocks_have_the_same_mix_of_classes_only_if_the_pool_was_drawn_class_by_class(
+    tmp_path, size, by_class
+):
+    """Otherwise errors would leave out what the mix of classes owes to chance."""
+    run(settled(PLAIN, *size), tmp_path / "run")
+    assert book(tmp_path / "run").manifest.stratified == by_class
+
+
 def test_a_run_of_one_round_settles(tmp_path):
     run(settled(PLAIN, "training.rounds=1"), tmp_path / "run")
     assert [one.holds for one in book(tmp_path / "run").settled.equations] == [True]

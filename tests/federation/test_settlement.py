@@ -635,6 +635,22 @@ def test_no_update_within_the_bound_has_a_product_beyond_what_masks_prove(member
     assert 2**61 / members < product(worst, g) <= largest_stated(members)
 
 
+def test_scores_that_would_not_add_up_to_the_gain_are_not_settled(tmp_path, monkeypatch):
+    real = clearing.integers
+    monkeypatch.setattr(clearing, "integers", lambda *given: (real(*given) * 0.98).astype(np.int32))
+    federation = settled(tmp_path / "honest").run()
+    assert (federation.coordinator.settled, book(federation).why) == (None, "off-gain")
+    assert not records(federation, "opening")
+
+    class Careless(Manifest):
+        off_gain = False
+
+    monkeypatch.setattr(clearing, "Manifest", Careless)
+    federation = settled(tmp_path / "careless").run()
+    assert federation.coordinator.settled is None
+    assert not records(federation, "agreed")  # members refuse the manifest before they look at a direction
+
+
 def test_products_are_exact():
     rng = np.random.default_rng(0)
     words = rng.integers(0, 2**32, 200_003, dtype=np.uint32)
@@ -862,13 +878,13 @@ def test_two_machines_agree_on_a_direction_and_the_tolerance_is_that_of_kinks():
             (0, True),
             (3e-7, True),
             (1.6e-4 / np.sqrt(samples), True),
-            (6e-4 / np.sqrt(samples), False),
+            (2e-3 / np.sqrt(samples), False),
         ):
             other = integers(u + share * e, scale, encoding)
             assert (differs(other, u, scale, encoding, samples) == "") == good
 
 
-@pytest.mark.parametrize(("noise", "most"), [(0, 0.0015), (3, 0.005), (20, 0.03)])
+@pytest.mark.parametrize(("noise", "most"), [(0, 0.005), (3, 0.015), (20, 0.08)])
 def test_a_direction_tilted_towards_a_noisy_friend_moves_hardly_any_of_the_gain(noise, most):
     u, own, words, scale = geometry(noise)
     encoding = Encoding(u.size, 9, 4.0)
