@@ -7,7 +7,7 @@ brightness; time does not depend on them). One process. Four questions:
 2. rounds: with and without archive and members' files, alternating in one run without masks. The members of
    this run hardly train; what is kept does not depend on that, so its share of a round with CIFAR-10's 50,000
    images and 5 epochs is extrapolated from the seconds that an image takes, and said to be;
-3. a direction: gradients by 8 blocks at 3 points of the path, and one evaluation of the same images;
+3. a direction: gradients by 16 blocks at 3 points of the path, and one evaluation of the same images;
 4. the settlement of a run, all members, beside the two evaluations per member and round that reports need.
 
     python benchmarks/settlement.py [--device cpu] [--test 2000] [--members 9 18] [--out benchmarks/results]
@@ -38,7 +38,7 @@ from fedmerit.simulation.setup import prepare
 from fedmerit.simulation.training import TrainingSettings, train
 from fedmerit.storage.run_folder import Folder
 
-PARAMETERS, MEMBERS, ROUNDS, BLOCKS = 4_300_000, 9, 10, 8
+PARAMETERS, MEMBERS, ROUNDS, BLOCKS = 4_300_000, 9, 10, 16
 IMAGES = 20
 """Training images per member: enough for an update."""
 TRAINED, EPOCHS, FULL = 640, 5, 50_000
@@ -87,7 +87,7 @@ def config(folder: Path, members: int, rounds: int, options: argparse.Namespace)
 def statements() -> dict[str, float]:
     """All products of 9 members in 10 rounds; peak memory of one; bytes of a statement."""
     rng = np.random.default_rng(0)
-    g = rng.integers(-800, 800, PARAMETERS).astype(np.int16)
+    g = rng.integers(-800, 800, PARAMETERS).astype(np.int32)
     own = [rng.integers(0, 2**32, PARAMETERS, np.uint32) for _ in range(MEMBERS)]
     seconds = clocked(lambda: [product(words, g) for _ in range(ROUNDS) for words in own])
     tracemalloc.start()
@@ -143,7 +143,7 @@ def direction(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     federation = prepare(config(folder, MEMBERS, 1, options))
     shown, m0 = federation.pool.settlement(), federation.first
     m = (m0 + np.random.default_rng(0).normal(0, 1e-3, m0.size)).astype(np.float32)
-    blocks, _ = blocks_of(shown, BLOCKS)
+    blocks, _ = blocks_of(shown, BLOCKS, balanced=True)
     paths = PathGradients(federation.network, federation.utilities[0], most=0)
     paths(m0, m0, shown, blocks, 1)  # warm up
     federation.evaluate(m0, shown)

@@ -7,9 +7,10 @@
 A population of 20,000 images in 10 classes has logits of the starting model and of every member's update.
 They are correlated over images, classes and members: a member helps with the classes that it holds and harms
 others. From these logits follow everybody's alpha and PHI per image over three rounds, and so the true
-scores. A test set is drawn from the population, class by class, and judged as members, server and readers
-would: before (plain errors, s_i + s_j, Holm's method) and now (errors by class, sketches, Holm's method with
-Student's quantiles).
+scores. A test set is drawn from the population, class by class or at random, and judged as members, server
+and readers would: before (plain errors, s_i + s_j, Holm's method; settled scores by 8 blocks, always dealt by
+class) and now (errors by class, sketches, Holm's method with Student's quantiles; settled scores by 16
+blocks, dealt by class if the test set was drawn so).
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ from cells import Result, Row, datasets, write_json  # noqa: E402
 from grid import grid, text  # noqa: E402
 from sections import Lines, done, table  # noqa: E402
 
+from fedmerit.config import Settlement  # noqa: E402
 from fedmerit.scoring.sampling import SHARPNESS, SKETCH, pair_freedom  # noqa: E402
 from fedmerit.scoring.scores import from_blocks  # noqa: E402
 from fedmerit.scoring.types import Scores  # noqa: E402
 from fedmerit.scoring.uncertainty import compare_pairs, student_quantile, upper_quantile  # noqa: E402
 
 OUT = HERE / "results" / "other" / "coverage.json"
-CLASSES, IMAGES, ROUNDS, BLOCKS, LEVEL = 10, 20_000, 3, 8, 0.95
+CLASSES, IMAGES, ROUNDS, LEVEL = 10, 20_000, 3, 0.95
+BLOCKS = Settlement().blocks
 SEEDS = 4
 """Populations per cell; each is tested on a quarter of the repetitions."""
 Array = npt.NDArray[np.float64]
@@ -73,6 +76,11 @@ CELLS = (
     *(Cell("fixed", 9, samples, case="saturated", sharp=40, size=0.2) for samples in (50, 200, 500)),
     *(Cell("fixed", 9, samples, "accuracy", "few answers change", size=0.2) for samples in (50, 200, 500)),
     *(Cell("fixed", 9, samples, "balanced accuracy", "one rare class changes") for samples in (500, 2000)),
+    *(
+        Cell("settled", members, samples, case="drawn at random", drawn="at random")
+        for members in (3, 9, 20)
+        for samples in (50, 200, 500, 2000)
+    ),
 )
 
 
@@ -317,17 +325,20 @@ def reported(rng: np.random.Generator, cell: Cell, people: Population, sets: int
 def settled(rng: np.random.Generator, cell: Cell, people: Population, sets: int, judged: Judged) -> None:
     """Judge test sets on which members settled PHI in blocks."""
     truth, m = people.phi.mean(axis=0), cell.samples
-    values = people.phi[drawn(rng, cell, people, sets)]
+    images = drawn(rng, cell, people, sets)
     one, other = np.triu_indices(cell.members, 1)
-    blocks = np.stack([values[:, first::BLOCKS].mean(axis=1) for first in range(BLOCKS)], axis=1)
-    weights = np.array([len(range(first, m, BLOCKS)) for first in range(BLOCKS)]) / m
-    found = values.mean(axis=1)
-    away = (blocks - found[:, None]) * np.sqrt(weights / (BLOCKS - 1))[:, None]
-    single = np.sqrt((away * away).sum(axis=1))
-    pairs = np.sqrt(((away[:, :, one] - away[:, :, other]) ** 2).sum(axis=1))
-    free = BLOCKS - 1
-    judge(judged, found, truth, single, single[:, one] + single[:, other], (free, free), "before")
-    judge(judged, found, truth, single, pairs, (free, free), "now")
+    for name, count in (("before", 8), ("now", BLOCKS)):
+        by_class = name == "before" or cell.drawn == "by class"
+        values = people.phi[np.sort(images, axis=1) if by_class else images]  # images are sorted by class
+        blocks = np.stack([values[:, first::count].mean(axis=1) for first in range(count)], axis=1)
+        weights = np.array([len(range(first, m, count)) for first in range(count)]) / m
+        found = values.mean(axis=1)
+        away = (blocks - found[:, None]) * np.sqrt(weights / (count - 1))[:, None]
+        single = np.sqrt((away * away).sum(axis=1))
+        pairs = np.sqrt(((away[:, :, one] - away[:, :, other]) ** 2).sum(axis=1))
+        if name == "before":
+            pairs = single[:, one] + single[:, other]
+        judge(judged, found, truth, single, pairs, (count - 1, count - 1), name)
 
 
 def _mean(people: Population, values: Array) -> Array:
@@ -454,7 +465,10 @@ def coverage_section(rows: Sequence[Row], results: Mapping[str, Result]) -> Line
     yield "- *told apart*: the share of all pairs that is told apart, with the true differences: power;"
     yield "- *before*: plain standard errors, s_i + s_j for differences; *now*: by class, with sketches."
     yield ""
-    yield "Settled scores are judged by 8 blocks, before with s_i + s_j and now with their covariance."
+    yield (
+        f"Settled scores are judged by blocks: before by 8, dealt by class, with s_i + s_j; now by {BLOCKS},"
+    )
+    yield "dealt by class if the test set was drawn so, with their covariance."
     yield ""
     head = ["test sets", "utility", "members", "test samples"]
     head += [f"{what}, {when}" for what in MEASURED for when in ("before", "now")]
@@ -492,7 +506,7 @@ def coverage_section(rows: Sequence[Row], results: Mapping[str, Result]) -> Line
             counts, pairs = committed(cells, "expected-accuracy")
             title = datasets()[row.dataset]["short"]
             body.append([title, *(f"{count} of {pairs}" for count in counts)])
-    yield from table(["data", "alpha, before", "PHI, before", "PHI, now (covariance of 8 blocks)"], body)
+    yield from table(["data", "alpha, before", "PHI, before", "PHI, now (covariance of their blocks)"], body)
 
 
 MEASURED = ("interval", "difference", "any wrong claim", "told apart")

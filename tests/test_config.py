@@ -520,7 +520,7 @@ def test_the_pool_of_a_settled_run_is_shown_at_its_end_also_if_the_key_is_left_o
 
 @pytest.mark.parametrize(
     ("method", "reports", "settles", "word_bytes"),
-    [("settled", False, True, 6), ("both", True, True, 6), ("reports", True, False, 4)],
+    [("settled", False, True, 8), ("both", True, True, 8), ("reports", True, False, 4)],
 )
 def test_methods_say_what_is_done_and_only_traced_statements_need_long_words(
     method, reports, settles, word_bytes

@@ -357,7 +357,7 @@ def test_counters_are_no_coordinates():
     assert "norm.num_batches_tracked" in dict(model.named_buffers())
     x, y = pool()
     found = direction(model, *moved(model), x, y, "brier")
-    assert found.blocks.shape == (8, len(to_vector(model)))
+    assert found.blocks.shape == (16, len(to_vector(model)))
     assert missing_gradient(model, x, y, "brier") is None
 
 

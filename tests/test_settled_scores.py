@@ -163,8 +163,8 @@ def test_score_ranks_by_what_was_settled(settled):
 def test_intervals_allow_for_the_few_blocks(settled):
     total = recorded(settled.folder).accounts[0].scores()
     low, high = intervals(total)[0]
-    assert len(total.blocks) == 8
-    assert (high - low) / 2 == pytest.approx(2.364624 * total.stderr[0], rel=1e-5)  # Student's, 7 degrees
+    assert len(total.blocks) == 16
+    assert (high - low) / 2 == pytest.approx(2.131450 * total.stderr[0], rel=1e-5)  # Student's, 15 degrees
     assert (intervals(replace(total, blocks=None, sizes=None))[0, 1] - total.raw[0]) == pytest.approx(
         1.959964 * total.stderr[0], rel=1e-5
     )

@@ -221,10 +221,10 @@ class Scoring:
 class Settlement:
     """The settlement after the last round; for the methods "settled" and "both"."""
 
-    blocks: int = setting(8, "blocks of the settled part of the pool, for standard errors")
+    blocks: int = setting(16, "blocks of the settled part of the pool, for standard errors")
     detail: Literal["rounds", "run"] = setting("rounds", "what a member states: a number per round, or one")
     naming: bool = setting(
-        True, "a false statement can be traced to its author, for 6 bytes per parameter; false: 4 bytes"
+        True, "a false statement can be traced to its author, for 8 bytes per parameter; false: 4 bytes"
     )
     window_days: float = setting(14.0, "how long a missing statement may still be handed in")
 
@@ -340,9 +340,9 @@ class Config:
         return self.scoring.method != "reports"
 
     @property
-    def word_bytes(self) -> Literal[4, 6]:
-        """Bytes per number of a masked update: 6 if a false statement must be traced to its author."""
-        return 6 if self.settles and self.settlement.naming and self.secure_aggregation.enabled else 4
+    def word_bytes(self) -> Literal[4, 8]:
+        """Bytes per number of a masked update: 8 if a false statement must be traced to its author."""
+        return 8 if self.settles and self.settlement.naming and self.secure_aggregation.enabled else 4
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as plain values, section by section."""

@@ -39,7 +39,7 @@ def made_up(federation, g, change):
     entries = [
         replace(one, **{"g": direction_hash(g), **new} if (new := change(one)) else {}) for one in true.rounds
     ]
-    scale = scale_of([(one.norm, one.largest, one.sum_norm) for one in entries], true.coordinates)
+    scale = scale_of(one.size for one in entries)
     return Manifest.from_body(replace(true, rounds=tuple(entries), scale=scale).body())
 
 
@@ -65,7 +65,7 @@ def stated_by(federation, manifest, names):
 
 
 def coordinate(number):
-    return np.eye(1, SIZE, number, dtype=np.int16)[0]
+    return np.eye(1, SIZE, number, dtype=np.int32)[0]
 
 
 @pytest.mark.parametrize("participants", [(FRIEND,), ("client-1", "client-2", FRIEND), ("a", "b", "c", "d")])
@@ -115,7 +115,7 @@ def test_masks_are_shown_on_no_round_that_leaves_this_member_out_though_it_state
 
 def test_a_false_direction_is_answered_alike_whatever_the_update_is(tmp_path, caplog):
     """Whether a product with it could be stated would tell on which side of a plane the update lies."""
-    g = np.full(SIZE, 32767, np.int16)
+    g = np.full(SIZE, 32767, np.int32)
     answers = []
     for sign in (1, -1):
         alternating = np.where(np.arange(SIZE) % 2, sign, 1).astype(np.float32)

@@ -30,8 +30,8 @@ def test_a_member_sends_about_as_many_bytes_as_planned(tmp_path, members, utilit
     ("settings", "word_bytes"),
     [
         (("scoring.method=reports",), 4),
-        (("scoring.method=both",), 6),
-        (("scoring.method=settled",), 6),
+        (("scoring.method=both",), 8),
+        (("scoring.method=settled",), 8),
         (("scoring.method=both", "settlement.naming=false"), 4),
         (("scoring.method=both", "secure_aggregation.enabled=false"), 4),
     ],

@@ -262,10 +262,8 @@ def manifest(change):
         opening = rows[at(rows, "opening")][2]
         change(opening["manifest"])
         made = opening["manifest"]
-        one = [
-            tuple(number(entry[key]) for key in ("norm", "largest", "sum_norm")) for entry in made["rounds"]
-        ]
-        made["scale"] = exact(scale_of(one, made["coordinates"]))
+        one = [number(entry["size"]) for entry in made["rounds"]]
+        made["scale"] = exact(scale_of(one))
         digest = Manifest.from_body(made).digest
         for row in rows:
             if "settlement" in row[2]:

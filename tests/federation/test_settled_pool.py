@@ -125,9 +125,9 @@ def test_settlement_is_nothing_that_a_run_with_reports_has(tmp_path):
 
 def test_a_pool_too_small_for_both_parts_is_refused_before_anybody_trains():
     with raises(ConfigError, setting="data.test_size") as caught:
-        prepare(tiny(*BOTH, "data.test_size=19"))
-    assert "expected at least 20 samples" in str(caught.value)
-    assert len(prepare(tiny(*BOTH, "data.test_size=20")).pool.settlement().y) == 10
+        prepare(tiny(*BOTH, "data.test_size=31"))
+    assert "expected at least 32 samples" in str(caught.value)
+    assert len(prepare(tiny(*BOTH, "data.test_size=32")).pool.settlement().y) == 16
 
 
 @pytest.mark.parametrize("method", ["settled", "both"])
@@ -146,7 +146,7 @@ def left_out(*overrides):
 
 
 def test_a_rehearsal_reports_and_settles_unless_its_settings_say_otherwise(tmp_path):
-    content = run(left_out("data.test_size=20"), tmp_path / "run")
+    content = run(left_out("data.test_size=32"), tmp_path / "run")
     assert of_folder(tmp_path / "run").scoring.method == "both"
     assert content["rounds"][0]["reports"] is not None
     assert content["settlement"]["rounds"][0]["holds"]
@@ -158,7 +158,7 @@ def test_a_rehearsal_reports_and_settles_unless_its_settings_say_otherwise(tmp_p
         ("scoring.utilities=['accuracy']", "method-utilities", "because accuracy, the first utility, has no"),
         (f"scoring.utilities=['{__name__}:no_gradient']", "method-gradient", "has no gradient: "),
         ("scoring.game=renormalised", "method-game", "a settlement scores the additive game"),
-        ("data.test_size=19", "method-pool", "expected at least 20 samples with scoring.method = 'both'"),
+        ("data.test_size=31", "method-pool", "expected at least 32 samples with scoring.method = 'both'"),
     ],
 )
 def test_where_nothing_can_be_settled_members_report_and_a_note_says_why(override, code, said, tmp_path):

@@ -93,7 +93,7 @@ def test_every_equation_holds_and_the_scores_add_up_to_the_gain(ran):
 def test_scores_are_the_aumann_shapley_values_of_the_plain_updates(ran):
     folder, rehearsal, rounds, _ = ran
     found, shown = book(folder).settled, rehearsal.federation.pool.settlement()
-    blocks, _ = blocks_of(shown, 4)
+    blocks, _ = blocks_of(shown, 4, balanced=True)
     for entry in found.manifest.rounds:
         m0, outcome, updates = rounds[entry.round]
         way = direction(
@@ -129,7 +129,7 @@ def test_a_gradient_is_computed_once_for_server_and_members(tmp_path):
 def test_no_more_gradients_are_kept_than_asked_for():
     federation = prepare(settled(PLAIN))
     shown, first = federation.pool.settlement(), federation.first
-    blocks, _ = blocks_of(shown, 2)
+    blocks, _ = blocks_of(shown, 2, balanced=True)
     paths = PathGradients(federation.network, federation.utilities[0], most=3 * 4 * first.size)
     for scale in (1.0, 1.1, 1.0):
         paths(first, first * np.float32(scale), shown, blocks, 3)
@@ -146,7 +146,13 @@ def test_what_is_not_finite_is_an_error_of_the_settlement():
     shown = federation.pool.settlement()
     paths = PathGradients(federation.network, federation.utilities[0])
     with raises(SettlementError, code="not-finite"):
-        paths(federation.first, federation.first * np.float32(1e30), shown, blocks_of(shown, 2)[0], 3)
+        paths(
+            federation.first,
+            federation.first * np.float32(1e30),
+            shown,
+            blocks_of(shown, 2, balanced=True)[0],
+            3,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +194,15 @@ def test_one_number_for_the_run_settles_too(tmp_path, whole):
     assert {name: one.rounds["all"] for name, one in found.statements.items()} == {
         name: sum(rounds.values()) for name, rounds in whole[0].items()
     }
+
+
+@pytest.mark.parametrize(("size", "by_class"), [((), True), (("data.test_size=0",), False)])
+def test_blocks_have_the_same_mix_of_classes_only_if_the_pool_was_drawn_class_by_class(
+    tmp_path, size, by_class
+):
+    """Otherwise errors would leave out what the mix of classes owes to chance."""
+    run(settled(PLAIN, *size), tmp_path / "run")
+    assert book(tmp_path / "run").manifest.stratified == by_class
 
 
 def test_a_run_of_one_round_settles(tmp_path):

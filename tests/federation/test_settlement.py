@@ -23,6 +23,7 @@ from fedmerit.errors import (
     StoreError,
 )
 from fedmerit.identity import canonical, content, exact, number
+from fedmerit.ledger.account import accounts_of
 from fedmerit.ledger.chain import Ledger, exported
 from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.records import rounds_of, sees
@@ -33,7 +34,7 @@ from fedmerit.protocol.direction import Manifest, differs, integers, product, sc
 from fedmerit.protocol.messages import Ask, pack, unpack
 from fedmerit.protocol.settlement import Statement, last_round
 from fedmerit.protocol.settler import SETTLING
-from fedmerit.secagg.quantise import Encoding
+from fedmerit.secagg.quantise import Encoding, largest_stated
 from fedmerit.storage.archive import FolderArchive, check_archive
 from fedmerit.verify import record_decision, verify_copy, verify_folder
 from forging import body_of, written
@@ -91,6 +92,11 @@ def book(federation):
     """The settlement as the ledger has it, with everything recomputed."""
     with Ledger(federation.folder / "ledger.sqlite", read_only=True) as ledger:
         return settlement_of(ledger, rounds_of(ledger), federation.config)
+
+
+def accounts(federation):
+    with Ledger(federation.folder / "ledger.sqlite", read_only=True) as ledger:
+        return accounts_of(ledger, rounds_of(ledger), federation.config)
 
 
 def records(federation, kind):
@@ -331,7 +337,7 @@ def test_a_direction_that_is_not_the_gradient_is_found_before_anybody_states(tmp
         g = real(values, scale, encoding)
         made.append(g)
         if len(made) == 4:
-            g[3] += 2
+            g[3] += np.abs(g).max() // 1000
         return g
 
     monkeypatch.setattr(clearing, "integers", false)
@@ -347,7 +353,7 @@ def test_a_direction_for_one_member_only_is_not_answered(tmp_path):
     federation = settled(tmp_path)
 
     def other(told):
-        told["g"] = np.eye(1, told["g"].size, dtype=np.int16)[0]
+        told["g"] = np.eye(1, told["g"].size, dtype=np.int32)[0]
 
     federation.telling("agree", 2, other)
     federation.run()
@@ -401,8 +407,8 @@ def test_a_manifest_of_another_run_or_utility_or_of_later_rounds_is_refused(tmp_
     with pytest.raises(RefusedError):  # signed as it should be, but with a third round
         federation.ask(LIAR, early, last=signed)
     rounds = {**body, "rounds": body["rounds"][:2]}
-    facts = [(one.norm, one.largest, one.sum_norm) for one in Manifest.from_body(body).rounds[:2]]
-    rounds["scale"] = exact(scale_of(facts, body["coordinates"]))
+    facts = [one.size for one in Manifest.from_body(body).rounds[:2]]
+    rounds["scale"] = exact(scale_of(facts))
     assert federation.ask(LIAR, early, last=signed, manifest=canonical(rounds))
 
 
@@ -618,18 +624,37 @@ def test_a_gradient_that_is_not_finite_cannot_be_settled(tmp_path):
     assert book(federation).why == "not-finite"
 
 
-def test_numbers_beyond_what_masks_prove_are_an_error_that_says_what_to_do(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("fedmerit.protocol.settler.largest_stated", lambda members: 2**20)
-    federation = settled(tmp_path, naming=True).run()
+@pytest.mark.parametrize("members", [3, 9, 1024])
+@pytest.mark.parametrize("coordinates", [1, 12, 10_007])
+def test_no_update_within_the_bound_has_a_product_beyond_what_masks_prove(members, coordinates):
+    """Whatever the others send, also if it makes the sum nearly zero."""
+    rng, encoding = np.random.default_rng(coordinates), Encoding(coordinates, members, 4.0)
+    u = rng.normal(size=coordinates) ** 3
+    g = integers(u, scale_of([float(np.abs(u).sum())]), encoding)
+    worst = encoding.encode(np.where(g > 0, 4.0, -4.0), seed=0).words
+    assert 2**61 / members < product(worst, g) <= largest_stated(members)
+
+
+def test_scores_that_would_not_add_up_to_the_gain_are_not_settled(tmp_path, monkeypatch):
+    real = clearing.integers
+    monkeypatch.setattr(clearing, "integers", lambda *given: (real(*given) * 0.98).astype(np.int32))
+    federation = settled(tmp_path / "honest").run()
+    assert (federation.coordinator.settled, book(federation).why) == (None, "off-gain")
+    assert not records(federation, "opening")
+
+    class Careless(Manifest):
+        off_gain = False
+
+    monkeypatch.setattr(clearing, "Manifest", Careless)
+    federation = settled(tmp_path / "careless").run()
     assert federation.coordinator.settled is None
-    assert "naming = false" in caplog.text
-    assert settled(tmp_path / "again", naming=False).run().coordinator.settled is not None
+    assert not records(federation, "agreed")  # members refuse the manifest before they look at a direction
 
 
 def test_products_are_exact():
     rng = np.random.default_rng(0)
     words = rng.integers(0, 2**32, 200_003, dtype=np.uint32)
-    g = rng.integers(-32767, 32768, 200_003).astype(np.int16)
+    g = rng.integers(-(2**31), 2**31, 200_003).astype(np.int32)
     own = sum(int(a) * int(b) for a, b in zip(words.view(np.int32).tolist(), g.tolist(), strict=True))
     assert product(words, g) == own
 
@@ -639,7 +664,7 @@ def test_a_statement_is_small(tmp_path):
     stated = records(federation, "statement")
     assert len(stated) == 3
     for record in stated:
-        assert len(canonical(record.body)) <= 2048
+        assert len(canonical(record.body)) <= 4096
 
 
 def test_a_run_of_more_than_nine_rounds_is_settled_and_paid_like_a_short_one(tmp_path):
@@ -728,8 +753,11 @@ def test_parts_of_blocks_that_do_not_add_up_are_said(tmp_path):
     assert found.holding == 3
 
 
-@pytest.mark.parametrize("rule", ["shrunk", "fair"])
-def test_huge_parts_of_blocks_neither_stop_a_payout_nor_flatten_it(tmp_path, rule):
+@pytest.mark.parametrize("rule", ["fenced", "fair"])
+@pytest.mark.parametrize("forged", [0.003, 0.03, 1e8])
+def test_forged_parts_of_blocks_give_no_errors_and_move_no_money(tmp_path, rule, forged):
+    """Whoever states them is not named, so nobody's errors count; what is paid does not follow from them."""
+
     def paid(home, more):
         federation = settled(home)
 
@@ -739,13 +767,15 @@ def test_huge_parts_of_blocks_neither_stop_a_payout_nor_flatten_it(tmp_path, rul
 
         stating(federation, shift)
         federation.run()
+        found = federation.coordinator.settled
+        assert (found.scores(federation.names).stderr is None) == bool(more)
+        total = accounts(federation)[-1].scores()
+        assert (total.stderr is None) == ("no-errors" in map(code_of, total.notes)) == bool(more)
         terms = Terms("1000.00", federation.config.scoring.utilities[0], rule=rule, score="PHI")
         return record_decision(federation.folder, terms)[0].shares
 
-    honest, lied = paid(tmp_path / "honest", 0.0), paid(tmp_path / "lied", 1e8)
-    assert list(lied.values()) == pytest.approx(list(honest.values()), abs=0.05)
-    named = [note.values["clients"] for note in lied.notes if code_of(note) == "large-errors"]
-    assert named == [(LIAR,)]
+    honest, lied = paid(tmp_path / "honest", 0.0), paid(tmp_path / "lied", forged)
+    assert dict(honest) == dict(lied)
 
 
 @pytest.mark.parametrize("detail", ["rounds", "run"])
@@ -821,17 +851,60 @@ def test_a_verdict_on_the_whole_run_follows_from_those_on_its_rounds(tmp_path):
         book(federation)
 
 
-def test_rounding_in_a_friends_favour_is_found():
+def geometry(noise, *, coordinates=100_000, members=9, cosine=0.0016):
+    """A direction, everybody's update, and its scale; the last member adds noise of so many rms to its own.
+
+    The updates of a CNN have such a small cosine with the direction.
+    """
     rng = np.random.default_rng(1)
-    encoding = Encoding(100_000, 5, 4.0)
-    values = rng.normal(size=encoding.length) * 200
-    assert differs(integers(values, 1.0, encoding), values, 1.0, encoding) == ""
-    other = values + rng.normal(size=values.size) * 0.005  # another machine
-    assert differs(integers(other, 1.0, encoding), values, 1.0, encoding) == ""
-    friend = np.sign(rng.normal(size=values.size))
-    for room, found in ((0.2, True), (0.04, True), (0.01, False)):
-        chosen = integers(values + room * friend, 1.0, encoding)
-        assert bool(differs(chosen, values, 1.0, encoding)) == found
+    u = rng.normal(size=coordinates) * rng.exponential(size=coordinates)
+    ahead = u / np.linalg.norm(u)
+    updates = rng.normal(size=(members, coordinates))
+    updates += np.outer(cosine * np.sqrt(coordinates) - updates @ ahead, ahead)
+    own = np.rint(updates * 2**18)
+    own[-1] += np.rint(
+        noise * 2**18 * (more := rng.normal(size=coordinates)) - 2**18 * noise * (more @ ahead) * ahead
+    )
+    words = own.sum(axis=0)
+    return u, own, words, scale_of([float(np.abs(u).sum())])
+
+
+def test_two_machines_agree_on_a_direction_and_the_tolerance_is_that_of_kinks():
+    u, *_, scale = geometry(0)
+    encoding, rng = Encoding(u.size, 9, 4.0), np.random.default_rng(2)
+    e = rng.normal(size=u.size) * np.linalg.norm(u) / np.sqrt(u.size)
+    for samples in (50, 500, 5000):
+        for share, good in (
+            (0, True),
+            (3e-7, True),
+            (1.6e-4 / np.sqrt(samples), True),
+            (2e-3 / np.sqrt(samples), False),
+        ):
+            other = integers(u + share * e, scale, encoding)
+            assert (differs(other, u, scale, encoding, samples) == "") == good
+
+
+@pytest.mark.parametrize(("noise", "most"), [(0, 0.005), (3, 0.015), (20, 0.08)])
+def test_a_direction_tilted_towards_a_noisy_friend_moves_hardly_any_of_the_gain(noise, most):
+    u, own, words, scale = geometry(noise)
+    encoding = Encoding(u.size, 9, 4.0)
+    friend = own[-1] / np.linalg.norm(own[-1]) * np.linalg.norm(u)
+    true, best = integers(u, scale, encoding), 0.0
+    for tilt in np.geomspace(1e-7, 1e-2, 60):
+        g = integers(u + tilt * friend, scale, encoding)
+        if not differs(g, u, scale, encoding, 500):
+            best = max(best, float(own[-1] @ (g - true.astype(float))) / float(words @ true))
+    assert 0 < best < most
+
+
+@pytest.mark.parametrize("noise", [0, 60])
+def test_noise_of_one_member_leaves_directions_fine(noise):
+    """3.2 million parameters: all but 1 % of the coordinates were 0 on a scale for 47 bits."""
+    u, own, words, scale = geometry(noise, coordinates=3_200_000, members=3)
+    g = integers(u, scale, Encoding(u.size, 3, 4.0))
+    assert np.sqrt(np.mean(np.square(g, dtype=float))) > 1000
+    assert scale * (own[0] @ g) == pytest.approx(own[0] @ u, rel=1e-3)
+    assert abs(scale * (words @ g) - words @ u) < 5e-3 * abs(words @ u)
 
 
 def test_a_late_liar_is_named_too(tmp_path, honest):
@@ -897,7 +970,7 @@ def test_directions_and_products_that_only_the_server_and_its_friends_saw_are_re
 
     archive = FolderArchive(federation.folder / "archive")
     given = (archive, found, federation.records, federation.rounds, federation.config, gradient)
-    with pytest.raises(LedgerError, match="the product of sum" if what == "product" else "of the gradient"):
+    with pytest.raises(LedgerError, match="the product of sum" if what == "product" else "from the gradient"):
         list(check_archive(*given))
 
 

@@ -32,7 +32,7 @@ from fedmerit.secagg import masks
 from fedmerit.secagg.client import Client
 from linear_federation import Federation
 
-RING = 2**48
+RING = 2**64
 EACH = 10
 """Settlements of one federation."""
 FEW, MANY = 60, int(os.environ.get("FEDMERIT_SCHEDULES", "1500"))
@@ -184,7 +184,7 @@ class Settling:
         with self._spoiling(), pytest.MonkeyPatch.context() as patch:
             if lies.false_direction:
                 real = clearing.integers
-                patch.setattr(clearing, "integers", lambda *given: real(*given) + 7)
+                patch.setattr(clearing, "integers", lambda *given: real(*given) + 2**20)
             found = Clearing(coordinator, coordinator.gradient, coordinator.archive).run(self.names)
             if found is not None and lies.late and not found.final:
                 federation.after = [Told(self, replace(lies, silent={}))]

@@ -40,7 +40,7 @@ BY_KEY = {
     "score-of-yours": {"ALPHA", "PHI", *SCORES},
     "unsettled": {
         "unfinished", "not-settled", "run", "not-agreed", "no-gain", "no-rounds", "not-finite", "damaged",
-        "overflow", "no-gradient", "not-last",
+        "off-gain", "no-gradient", "not-last",
     },
     "lie": {"stated", "pair", "masked", "range", "sum"},
     "rule": {*get_args(Rule)},

@@ -37,7 +37,7 @@ class Case:
         self.included = server.result.included
         self.honest = self.included if self.honest is None else self.honest
         if self.direction is None:
-            self.direction = rng.integers(-(2**9), 2**9, self.task.encoding.words).astype(np.int16)
+            self.direction = rng.integers(-(2**9), 2**9, self.task.encoding.words).astype(np.int32)
             self.direction[self.parties.length :] = 0
         for name in self.included:
             message = self.parties.sent["masked"][name]
@@ -90,25 +90,25 @@ def exact(words, direction):
 
 
 def case(n=5, lost=(), **change):
-    return Case(Parties(n, word_bytes=6, **change).play(lost=lost))
+    return Case(Parties(n, word_bytes=8, **change).play(lost=lost))
 
 
 # ------------------------------------------------------------------------------------------- products
 
 
-@given(st.integers(), st.integers(-(2**47), 2**47 - 1))
+@given(st.integers(), st.integers(-(2**63), 2**63 - 1))
 def test_signed_is_the_representative_nearest_to_zero(turns, value):
     assert signed(turns * RING + value) == value
 
 
 @pytest.mark.parametrize("size", [1, BLOCK // 2, BLOCK // 2 + 1, 2 * BLOCK + 7])
-@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_products_in_blocks_equal_those_of_plain_integers(size, dtype):
     rng, info = np.random.default_rng(size), np.iinfo(dtype)
     direction = rng.integers(info.min, info.max, size, dtype=dtype, endpoint=True)
     words = rng.integers(0, 2**64, size, dtype=np.uint64)
     true = sum(int(w) * int(g) for w, g in zip(words, direction, strict=True)) % RING
-    payload = b"".join(int(word % RING).to_bytes(6, "little") for word in words)
+    payload = words.astype("<u8").tobytes()
     assert product(words, direction) == product(payload, direction) == true
     assert product(memoryview(b"x" + payload)[1:], direction) == true  # at an odd address
     small = words.astype(np.uint32)
@@ -140,7 +140,7 @@ def test_without_a_liar_every_value_is_proved_and_nobody_is_named(lost, weights)
 
 
 def test_both_ends_tell_the_same_number_and_only_for_masks_they_have():
-    parties = commits_falsely(Parties(5, word_bytes=6), {A: [B], D: [E]}).play(lost=[("masked", C)])
+    parties = commits_falsely(Parties(5, word_bytes=8), {A: [B], D: [E]}).play(lost=[("masked", C)])
     told = Case(parties)
     assert sorted(told.tables[A].pairs) == [C, D, E]
     assert sorted(told.tables[D].pairs) == [A, B, C]
@@ -154,7 +154,7 @@ def test_both_ends_tell_the_same_number_and_only_for_masks_they_have():
 
 
 def test_masked_again_is_what_was_sent_to_the_bit():
-    parties = Parties(4, word_bytes=6, weights=[3, 1, 2, 7]).play()
+    parties = Parties(4, word_bytes=8, weights=[3, 1, 2, 7]).play()
     for name, client in parties.clients.items():
         again = client.masked_again(parties.vectors[name])
         assert parties.sent["masked"][name].endswith(bytes(again))
@@ -173,16 +173,16 @@ def test_words_of_four_bytes_can_be_sent_again_and_name_nobody():
     parties = Parties(4).play()
     again = parties.clients[A].masked_again(parties.vectors[A])
     assert parties.sent["masked"][A].endswith(bytes(again))
-    direction = np.ones(parties.length, np.int16)
-    with pytest.raises(RefusedError, match="only words of 6 bytes") as error:
+    direction = np.ones(parties.length, np.int32)
+    with pytest.raises(RefusedError, match="only words of 8 bytes") as error:
         parties.clients[A].project(direction, again)
     caught(error, RefusedError, "naming", A)
-    with pytest.raises(RefusedError, match="only words of 6 bytes"):
+    with pytest.raises(RefusedError, match="only words of 8 bytes"):
         judge(parties.setting, parties.task, direction, None, {}, {}, {}, 0)
 
 
 def test_restored_clients_say_the_same():
-    parties = Parties(6, word_bytes=6, threshold=4).play(lost=[("masked", B), ("unmask", C)])
+    parties = Parties(6, word_bytes=8, threshold=4).play(lost=[("masked", B), ("unmask", C)])
     told = Case(parties)
     for name in told.included:  # C masked and was lost later: it is in the sum, and can prove what it put in
         client = parties.clients[name]
@@ -193,8 +193,8 @@ def test_restored_clients_say_the_same():
 
 
 def test_who_has_masked_nothing_or_has_forgotten_says_nothing():
-    parties = Parties(4, word_bytes=6)
-    direction = np.ones(parties.length, np.int16)
+    parties = Parties(4, word_bytes=8)
+    direction = np.ones(parties.length, np.int32)
     for end in (
         lambda: None,
         lambda: parties.play(until="masked"),
@@ -212,10 +212,10 @@ def test_who_has_masked_nothing_or_has_forgotten_says_nothing():
 
 
 def test_a_member_answers_one_direction_and_none_that_tells_its_weight():
-    parties = Parties(4, word_bytes=6, weights=[3, 1, 2, 7]).play()
+    parties = Parties(4, word_bytes=8, weights=[3, 1, 2, 7]).play()
     client, words = parties.clients[A], parties.encoding.words
     payload = client.masked_again(parties.vectors[A])
-    direction = np.ones(words, np.int16)
+    direction = np.ones(words, np.int32)
     with pytest.raises(RefusedError, match="secret weight"):
         client.project(direction, payload)
     direction[-1] = 0
@@ -241,7 +241,7 @@ def test_a_member_answers_one_direction_and_none_that_tells_its_weight():
 # ------------------------------------------------------------------------------------------------- liars
 
 
-@pytest.mark.parametrize("lie", [1, -1, 2**46, 2**47, 2**48, -(2**49), 2**60 + 1])
+@pytest.mark.parametrize("lie", [1, -1, 2**62, 2**63, 2**64, -(2**65), 2**76 + 1])
 def test_a_member_that_states_another_number_is_named(lie):
     told = case()
     told.says(B, stated=lie)
@@ -302,7 +302,7 @@ def test_two_who_agree_on_a_false_number_move_credit_between_themselves_only():
 
 
 def test_two_who_agree_on_a_number_so_large_that_their_values_wrap_are_named():
-    """What they state is what the masks give modulo 2^48, and in sum it is 2^48 away."""
+    """What they state is what the masks give modulo 2^64, and in sum it is 2^64 away."""
     told = case()
     assert max(map(abs, told.stated.values())) <= largest_stated(5)
     one, two = next((x, y) for x in (A, B) for y in (B, C) if x != y and told.stated[x] * told.stated[y] > 0)
@@ -317,7 +317,7 @@ def test_two_who_agree_on_a_number_so_large_that_their_values_wrap_are_named():
 
 def test_two_who_put_words_beyond_32_bits_into_the_sum_gain_nothing():
     """The words cancel, so the sum is right; their products do not fit, and nobody else is named."""
-    parties = Parties(5, word_bytes=6).play(until="masked")
+    parties = Parties(5, word_bytes=8).play(until="masked")
     for each in parties.names:
         message = parties.answer(each)
         wide = {B: {0: 2**45, 1: 2**41}, D: {0: -(2**45), 1: -(2**41)}}.get(each, {})
@@ -364,7 +364,7 @@ def uses_other_masks(parties, name, amounts):
 
 
 def test_who_used_another_mask_than_it_committed_to_is_named_and_its_value_is_what_it_put_in():
-    told = Case(uses_other_masks(Parties(5, word_bytes=6), B, {0: 1000, 7: -3}))
+    told = Case(uses_other_masks(Parties(5, word_bytes=8), B, {0: 1000, 7: -3}))
     put = told.true(B) + 1000 * int(told.direction[0]) - 3 * int(told.direction[7])
     verdict = told.verdict()
     assert verdict.named == {B: "stated"}
@@ -374,7 +374,7 @@ def test_who_used_another_mask_than_it_committed_to_is_named_and_its_value_is_wh
     assert not told.verdict().named
 
 
-@pytest.mark.parametrize("lie", [1, -(2**20), 2**47])
+@pytest.mark.parametrize("lie", [1, -(2**20), 2**63])
 def test_a_false_sum_is_the_servers(lie):
     told = case(lost=[("masked", A)], threshold=4)
     told.total += lie
@@ -431,9 +431,9 @@ def test_a_table_that_is_not_whole_counts_as_none(change):
     assert verdict.values[B] is None
 
 
-def test_products_beyond_48_bits_name_nobody():
-    """A public direction so large that true products do not fit: statements are compared modulo 2^48."""
-    parties = Parties(5, word_bytes=6).play()
+def test_products_beyond_64_bits_name_nobody():
+    """A public direction so large that true products do not fit: statements are compared modulo 2^64."""
+    parties = Parties(5, word_bytes=8).play()
     told = Case(parties, np.full(parties.length, 2**40, np.int64))
     assert any(abs(told.true(name)) >= RING // 2 for name in told.included)
     assert not told.verdict().named
@@ -443,8 +443,8 @@ def test_products_beyond_48_bits_name_nobody():
 
 @pytest.mark.parametrize("lost", [[], [("masked", A)]])
 def test_anyone_computes_the_sum_again_from_words_sent_again(lost):
-    """So a false X is found also where its product is right, or wrong by a multiple of 2^48."""
-    parties = commits_falsely(Parties(5, word_bytes=6, threshold=4, weights=[1, 2, 3, 4, 5]), {A: [B]})
+    """So a false X is found also where its product is right, or wrong by a multiple of 2^64."""
+    parties = commits_falsely(Parties(5, word_bytes=8, threshold=4, weights=[1, 2, 3, 4, 5]), {A: [B]})
     told = Case(parties.play(lost=lost))
     told.total += RING
     assert not told.verdict().named
@@ -492,7 +492,7 @@ def test_a_pair_is_opened_only_against_another_number_and_only_within_the_sum():
 
 
 def test_before_it_told_its_products_a_member_opens_nothing():
-    parties = Parties(5, word_bytes=6).play()
+    parties = Parties(5, word_bytes=8).play()
     with pytest.raises(RefusedError, match="not the one it told"):
         parties.clients[A].open_pair(B, MaskTable(A, {}, 0), MaskTable(B, {A: 1}, 0))
 
@@ -518,7 +518,7 @@ def test_two_masks_with_members_of_the_sum_stay_shut_also_after_restarts(n):
 
 
 def test_pairs_without_a_mask_do_not_count_as_shut():
-    parties = commits_falsely(Parties(5, word_bytes=6), {B: [A]}).play()
+    parties = commits_falsely(Parties(5, word_bytes=8), {B: [A]}).play()
     told = Case(parties)
     client, ours = parties.clients[A], told.tables[A]
     wrong = [MaskTable(peer, {A: (ours.pairs[peer] + 1) % RING}, 0) for peer in (C, D)]
@@ -618,7 +618,7 @@ def test_who_is_not_in_the_sum_has_no_say():
 # ------------------------------------------------------------------------------------------ any story at all
 
 
-AMOUNTS = st.sampled_from([1, -1, 2, 12345, -(2**33), 2**47, 2**48, 2**48 + 1])
+AMOUNTS = st.sampled_from([1, -1, 2, 12345, -(2**33), 2**63, 2**64, 2**64 + 1])
 
 
 @st.composite
@@ -652,7 +652,7 @@ def stories(draw):
 
 def played(n, lost, gone, lies):
     """The round of a story, up to the sum."""
-    parties = Parties(n, word_bytes=6, threshold=n // 2 + 1)
+    parties = Parties(n, word_bytes=8, threshold=n // 2 + 1)
     parties.play(until="share")
     for name in gone:
         parties.shown.pop(name)

@@ -42,7 +42,7 @@ def unmasked(parties, colluding):
         by_place = {setting.members.index(name): share for name, share in shares.items()}
         secrets[kind] = masks.combine_shares(by_place, setting.t)
     payload = open_message(parties.sent["masked"][victim], setting, 4 * parties.length)[1]
-    words, binding = masks.from_wire(payload).copy(), parties.task.binding(setting)
+    words, binding = masks.from_wire(payload, 4).copy(), parties.task.binding(setting)
     peers = {name: head.body[0] for name, head in parties.server.heads["advertise"].items()}
     own = masks.of_member(setting, victim, secrets["key"], secrets["seed"], peers, binding)
     masks.add_masks(words, [(key, -sign) for key, sign in own])

@@ -1,4 +1,4 @@
-"""Which pairs have a mask, and masked words of four and six bytes."""
+"""Which pairs have a mask, and masked words of four and eight bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedmerit.secagg.quantise import BLOCK
 def words_of(parties, name):
     message = parties.sent["masked"][name]
     payload = open_message(message, parties.setting, len(message))[1]
-    return masks.from_wire(payload).copy()
+    return masks.from_wire(payload, 4).copy()
 
 
 def bare(parties, name, peers):
@@ -106,7 +106,7 @@ def test_a_row_that_is_missing_is_no_commitment():
     assert masks.masked_with(parties.setting, B, shown) == (C, D)
 
 
-# ------------------------------------------------------------------------------------ words of six bytes
+# ------------------------------------------------------------------------------------ words of eight bytes
 
 
 def same_people(parties, **change):
@@ -116,31 +116,31 @@ def same_people(parties, **change):
 
 @pytest.mark.parametrize("lost", [[], [("masked", B)], [("share", A)], [("masked", A), ("check", C)]])
 @pytest.mark.parametrize("kind", ["uniform", "secret", "public"])
-def test_sums_with_six_bytes_equal_those_with_four(kind, lost):
+def test_sums_with_eight_bytes_equal_those_with_four(kind, lost):
     weights = {
         "secret": {"weights": [7, 2**29, 5, 1, 9, 3]},
         "public": {"public": (1.0, 2.0, 3.5, 0.5, 1.0, 2.0)},
     }
     four = Parties(6, threshold=4, **weights.get(kind, {}))
-    six = same_people(four, word_bytes=6)
-    for parties in (four, six):
+    eight = same_people(four, word_bytes=8)
+    for parties in (four, eight):
         parties.play(lost=lost)
-    one, two = four.server.result, six.server.result
+    one, two = four.server.result, eight.server.result
     assert one.included == two.included
     assert two.words.dtype == np.uint32
     assert np.array_equal(one.words, two.words)
     assert np.array_equal(one.mean, two.mean)
     assert one.total_weight == two.total_weight
     for name in two.included:
-        sizes = [len(parties.sent["masked"][name]) for parties in (four, six)]
-        assert sizes[1] - sizes[0] == 2 * six.encoding.words
+        sizes = [len(parties.sent["masked"][name]) for parties in (four, eight)]
+        assert sizes[1] - sizes[0] == 4 * eight.encoding.words
 
 
 @pytest.mark.parametrize("length", [1, BLOCK // 2 - 1, BLOCK // 2, BLOCK // 2 + 1, 3 * BLOCK + 5])
 @pytest.mark.parametrize("kind", ["uniform", "secret"])
-def test_masked_words_of_six_bytes_are_sums_of_streams_modulo_2_48(length, kind):
+def test_masked_words_of_eight_bytes_are_sums_of_streams_modulo_2_64(length, kind):
     """Computed a second time with another library, whole and not in blocks."""
-    encoding = Encoding(length, 3, 1.0, kind, 2**30 if kind == "secret" else 1, word_bytes=6)
+    encoding = Encoding(length, 3, 1.0, kind, 2**30 if kind == "secret" else 1, word_bytes=8)
     rng = np.random.default_rng(length)
     weight = 2**30 if kind == "secret" else None
     words = encoding.encode(rng.uniform(-1, 1, length), weight=weight, seed=0).words
@@ -159,10 +159,10 @@ def test_masked_words_of_six_bytes_are_sums_of_streams_modulo_2_48(length, kind)
         value = plain[at] + sum(
             sign * int(stream[at]) for stream, (_, sign) in zip(streams, keys, strict=True)
         )
-        assert payload[6 * at : 6 * at + 6] == (value % 2**48).to_bytes(6, "little")
+        assert payload[8 * at : 8 * at + 8] == (value % 2**64).to_bytes(8, "little")
     total = np.zeros(words.size, np.uint64)
     masks.add_payload(total, memoryview(b"?" + payload)[1:])  # words begin anywhere, also at odd addresses
-    assert np.array_equal(total % masks.RING, masks.from_wire(payload, 6))
+    assert np.array_equal(total, masks.from_wire(payload, 8))
     masks.add_masks(total, [(key, -sign) for key, sign in keys])
     found = masks.narrowed(total, encoding)
     assert found.dtype == np.uint32
@@ -170,16 +170,16 @@ def test_masked_words_of_six_bytes_are_sums_of_streams_modulo_2_48(length, kind)
 
 
 def test_the_size_of_a_word_is_part_of_the_task():
-    four, six = (Parties(4, word_bytes=size).task for size in (4, 6))
-    assert four.digest != six.digest
+    four, eight = (Parties(4, word_bytes=size).task for size in (4, 8))
+    assert four.digest != eight.digest
     assert four.digest == Task(four.m0_hash, Encoding(four.encoding.length, 4, 1.0)).digest
-    for bad in (8, 5, 6.0, "6", True, None):
-        with pytest.raises(ConfigError, match="word_bytes must be 4 or 6"):
+    for bad in (6, 5, 8.0, "8", True, None):
+        with pytest.raises(ConfigError, match="word_bytes must be 4 or 8"):
             Encoding(1, 3, 1.0, word_bytes=bad)
 
 
 def test_members_with_another_size_of_words_are_caught():
-    parties = Parties(4, word_bytes=6).play(until="masked")
+    parties = Parties(4, word_bytes=8).play(until="masked")
     short = Update(
         replace(parties.task, encoding=replace(parties.encoding, word_bytes=4)), parties.vectors[A]
     )
@@ -189,9 +189,9 @@ def test_members_with_another_size_of_words_are_caught():
     caught(error, BindingError, "masked", A)
 
 
-@pytest.mark.parametrize("change", [-1, 1, 6])
+@pytest.mark.parametrize("change", [-1, 1, 8])
 def test_a_payload_of_another_size_is_refused(change):
-    parties = Parties(4, word_bytes=6).play(until="masked")
+    parties = Parties(4, word_bytes=8).play(until="masked")
     message = parties.answer(A)
     with pytest.raises(ProtocolError):
         parties.server.receive(message[:change] if change < 0 else message + bytes(change), A)
@@ -210,31 +210,31 @@ def adds(parties, name, at, amount):
     return parties.play()
 
 
-@pytest.mark.parametrize("amount", [2**32, -(2**32), 2**40, -(2**47), 2**47])
+@pytest.mark.parametrize("amount", [2**32, -(2**32), 2**40, -(2**62), 2**63])
 def test_a_sum_beyond_32_bits_is_a_bound_error(amount):
-    parties = Parties(4, word_bytes=6)
+    parties = Parties(4, word_bytes=8)
     with pytest.raises(BoundError, match="coordinate of the sum does not fit into 32 bits"):
         adds(parties, B, 3, amount)
     assert parties.server.stage == "aborted"
     assert parties.server.result is None
 
 
-@pytest.mark.parametrize("amount", [2**32, -(10**6), 2**47])
+@pytest.mark.parametrize("amount", [2**32, -(10**6), 2**63])
 def test_a_total_weight_beyond_32_bits_is_a_bound_error(amount):
-    parties = Parties(4, word_bytes=6, weights=[1, 2, 3, 4])
+    parties = Parties(4, word_bytes=8, weights=[1, 2, 3, 4])
     with pytest.raises(BoundError, match="total weight does not fit into 32 bits"):
         adds(parties, B, LENGTH, amount)
 
 
-def test_a_small_lie_in_six_bytes_is_what_it_is_in_four():
+def test_a_small_lie_in_eight_bytes_is_what_it_is_in_four():
     """Within the bound nobody sees it, and decoding reads exactly what was added."""
-    lied, honest = adds(Parties(4, word_bytes=6), B, 3, 1000), Parties(4, word_bytes=6).play()
+    lied, honest = adds(Parties(4, word_bytes=8), B, 3, 1000), Parties(4, word_bytes=8).play()
     gap = lied.server.result.words.view(np.int32) - honest.server.result.words.view(np.int32)
     assert gap.tolist() == [0, 0, 0, 1000, *[0] * (LENGTH - 4)]
 
 
-def test_an_audit_replays_words_of_six_bytes():
-    parties = Parties(4, word_bytes=6, weights=[1, 2, 3, 4]).play()
+def test_an_audit_replays_words_of_eight_bytes():
+    parties = Parties(4, word_bytes=8, weights=[1, 2, 3, 4]).play()
     shown = parties.server.broadcasts
     lists = {"advertised": shown["advertise"], "shared": shown["share"]}
     lists |= {"masked": shown["masked"], "checked": shown["check"]}
@@ -243,13 +243,13 @@ def test_an_audit_replays_words_of_six_bytes():
         message = parties.sent["masked"][name]
         payload = open_message(message, parties.setting, len(message))[1]
         assert words.dtype == np.uint64
-        assert np.array_equal(words, masks.from_wire(payload, 6))
+        assert np.array_equal(words, masks.from_wire(payload, 8))
         with pytest.raises(BindingError, match="did not mask"):
             replay(parties.setting, parties.task, client.opening(), -parties.vectors[name], **lists)
 
 
 def test_the_server_keeps_the_secrets_it_rebuilt():
-    parties = Parties(6, word_bytes=6, threshold=4).play(lost=[("masked", B), ("share", D)])
+    parties = Parties(6, word_bytes=8, threshold=4).play(lost=[("masked", B), ("share", D)])
     server = parties.server
     assert server.seeds == {name: parties.clients[name]._state.seed for name in server.result.included}
     assert server.keys == {B: parties.clients[B]._state.mask}
@@ -257,7 +257,7 @@ def test_the_server_keeps_the_secrets_it_rebuilt():
 
 
 def test_without_masks_words_have_four_bytes_on_the_wire():
-    parties = Parties(4, word_bytes=6)
+    parties = Parties(4, word_bytes=8)
     server = PlainServer(parties.setting, parties.task)
     clients = {name: PlainClient(parties.setting, name) for name in parties.names}
     shown = dict.fromkeys(parties.names, b"")

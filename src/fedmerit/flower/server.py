@@ -159,7 +159,7 @@ class Contributions:
         check: bool = True,
         least: int | None = None,
         reveal: Literal["fixed", "per-round", "end"] | None = None,
-        blocks: int = 8,
+        blocks: int = 16,
         detail: Literal["rounds", "run"] = "rounds",
         naming: bool = True,
         window_days: float = 14.0,

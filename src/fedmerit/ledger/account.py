@@ -84,7 +84,7 @@ class Account:
         scale: utility per integer unit of the equations.
         values: by member who stated, its score over the run; once it is final, also of those who did not.
         blocks: likewise, in each block of the test samples.
-        sizes: of the blocks.
+        sizes: of the blocks; none if their parts give no standard errors.
         rounds: with a sum, in order.
         lines: the equations.
         named: by round (0: in one of them), who lied and how, as a code; the server may be one of them.
@@ -264,6 +264,8 @@ def total_of(accounts: Sequence[Account], missing: Missing = "zero") -> Scores:
     for one in accounts:
         code = "not-stated-final" if one.final else "not-stated"
         notes += [Note(code, client=name) for name in one.missing]
+    if not all(one.sizes for one in accounts):
+        notes.append(Note("no-errors"))
     made = Scores(
         score="PHI", clients=clients, values=values, raw=values, rounds=count, coverage=seen / count,
         gain=math.fsum(one.gain for one in accounts),
@@ -372,7 +374,7 @@ def _account(found: Settled, config: Config) -> Account:
     rest = found.missing if found.final else ()  # what is left of a sum is then theirs
     clients = [name for name in config.clients if (name in said and said[name].rounds) or name in rest]
     values = found.scores(clients).as_dict() if clients else {}
-    blocks = {name: found.blocks(name) for name in clients}
+    blocks = {name: found.blocks(name) for name in clients if found.has_errors}
     parts = []
     for entry in manifest.rounds:
         known = [name for name in entry.participants if name in values]
@@ -388,7 +390,7 @@ def _account(found: Settled, config: Config) -> Account:
         )  # fmt: skip
     return Account(
         manifest.utility, manifest.scale,
-        values, blocks, manifest.blocks,
+        values, blocks, manifest.blocks if found.has_errors else (),
         tuple(parts), tuple(lines), found.named, found.missing, found.closes, found.final,
         threshold=config.threshold,
     )  # fmt: skip

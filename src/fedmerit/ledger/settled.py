@@ -39,9 +39,9 @@ KINDS = (
 """The kinds of records of a settlement."""
 LIES = ("stated", "pair", "masked", "range", "sum")
 """For what a verdict names somebody (`fedmerit.secagg.naming.Reason`); the last is for the server only."""
-UNSETTLED = ("not-last", "no-rounds", "no-gain", "not-finite", "no-gradient", "damaged", "overflow")
+UNSETTLED = ("not-last", "no-rounds", "no-gain", "not-finite", "no-gradient", "damaged", "off-gain")
 """Why a pool was not opened; once it is open, only ``not-agreed`` is left."""
-RING = 2**48
+RING = 2**64
 """Masks prove integers modulo this."""
 
 

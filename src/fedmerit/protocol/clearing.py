@@ -31,7 +31,6 @@ from fedmerit.protocol.direction import (
     blocks_of,
     direction_hash,
     integers,
-    length,
     product,
     scale_of,
     slopes_of,
@@ -204,7 +203,7 @@ class Clearing:
         """Make all directions and put them on one scale; return the manifest, which is recorded."""
         config, recorder = self.coordinator.config, self.coordinator.recorder
         shown = self.coordinator.pool.settlement()
-        blocks, by_class = blocks_of(shown, config.settlement.blocks)
+        blocks, by_class = blocks_of(shown, config.settlement.blocks, balanced=self.coordinator.pool.balanced)
         sizes = tuple(len(block) for block in blocks)
         drafts: list[dict[str, Any]] = []
         coordinates = 0
@@ -222,9 +221,7 @@ class Clearing:
                 "weight": one.weight,
                 "step": step,
                 "participants": one.participants,
-                "norm": float(np.sqrt(np.dot(values, values))),
-                "largest": float(np.abs(values).max()),
-                "sum_norm": length(one.words, one.encoding),
+                "size": float(np.abs(values).sum()),
                 "blocks": block_products(one.words, slopes, one.encoding, step, one.weight),
                 "empty": slopes.empty,
                 "grand": slopes.grand,
@@ -233,7 +230,7 @@ class Clearing:
             })  # fmt: skip
         if not drafts:
             raise SettlementError("no round has a sum, so there is nothing to settle", code="no-rounds")
-        scale = scale_of([(one["norm"], one["largest"], one["sum_norm"]) for one in drafts], coordinates)
+        scale = scale_of(one["size"] for one in drafts)
         entries = []
         for one, draft in zip(self.rounds(), drafts, strict=True):
             g = integers(self.archive.load("units", one.round)["values"], scale, one.encoding)
@@ -244,6 +241,13 @@ class Clearing:
             recorder.run, config.scoring.utilities[0], shown.id, sizes, by_class, scale, coordinates,
             tuple(entries),
         )  # fmt: skip
+        if manifest.off_gain:
+            raise SettlementError(
+                f"all scores would add up to {manifest.scale * manifest.product:.4g}, which is not the gain: "
+                "updates are so small beside the model, or so large, that models or directions are rounded "
+                "too coarsely",
+                code="off-gain",
+            )
         recorder.state("opening", {"settlement": manifest.digest, "manifest": manifest.body()})
         return manifest
 
@@ -407,7 +411,7 @@ class Clearing:
                 if not recorder.verifies(name, "statement", body, signature):
                     raise MessageError("did not sign its statement", stage="state", member=name)
                 statement = Statement.from_body(name, body, manifest, detail=config.settlement.detail)
-                if config.word_bytes == 6:
+                if config.word_bytes == 8:
                     self._refuse_beyond(manifest, statement)
                 before = self.statements.get(name)
                 if before is not None and before[0].body(recorder.run) != body:
@@ -487,7 +491,7 @@ class Clearing:
 
         Open is who is missing, and an equation that fails and of which masks have not said why.
         """
-        asked = self.coordinator.config.word_bytes == 6
+        asked = self.coordinator.config.word_bytes == 8
         failing = any(
             not one.holds and not (settled.liars if one.round is None else settled.named.get(one.round))
             for one in settled.equations

@@ -83,7 +83,7 @@ def table_answer(settler: Settler, manifest: Manifest, ask: Ask) -> bytes:
     if isinstance(client, PlainClient):
         raise RefusedError("has no masks that could prove anything", stage="table", member=settler.name)
     encoding, _ = scheduled_encoding(settler.config, manifest.coordinates, client.setting.members, update[3])
-    g = ask.array("g", "<i2", encoding.words)
+    g = ask.array("g", "<i4", encoding.words)
     if direction_hash(g) != entry.g:
         raise BindingError("a direction that is not the manifest's", stage="table", member=settler.name)
     payload = client.masked_again(as_array(update[0], "<f4"))
@@ -329,7 +329,7 @@ class _Naming:
 
     def _most(self) -> int:
         """Return the most bytes of a table, with the words beside it."""
-        return table_limit(self.setting.members) + 6 * self.task.encoding.words
+        return table_limit(self.setting.members) + self.task.encoding.word_bytes * self.task.encoding.words
 
     def _ask_keys(self, disputed: Sequence[tuple[str, str]]) -> None:
         """Ask both ends of every disputed pair for its key."""

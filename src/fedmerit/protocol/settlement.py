@@ -268,19 +268,36 @@ class Settled:
             if (proved := self.proved(name)) is not None and proved != statement.rounds.get(ALL, 0)
         }
 
-    @property
+    @cached_property
     def odd_parts(self) -> list[Equation]:
-        """The equations that hold although the parts of the blocks do not add up: somebody's are false."""
-        found = []
-        for one in self.equations if not self.withheld else ():
-            key = ALL if one.round is None else str(one.round)
-            whole = [entry.blocks for entry in self.manifest.rounds if one.round in (None, entry.round)]
-            if one.holds:
-                parts = np.array([self.statements[name].blocks[key] for name in one.participants])
-                most = BLOCKS_SLACK * np.abs(parts).sum(axis=0).max() + 1e-9
-                if not (np.abs(parts.sum(axis=0) - np.sum(whole, axis=0)) <= most).all():
-                    found.append(one)
-        return found
+        """The equations in which everybody stated, and the parts of the blocks do not add up."""
+        return [
+            one for one in self.equations if not (self.withheld or one.missing or self._parts_add_up(one))
+        ]
+
+    def _parts_add_up(self, equation: Equation) -> bool:
+        """Return whether the parts of every block add up to its part of the gain, as far as machines agree.
+
+        How far that is follows from the gain and from the median of the members' largest parts, so that who
+        states false ones does not make room for them.
+        """
+        key = ALL if equation.round is None else str(equation.round)
+        entries = [entry.blocks for entry in self.manifest.rounds if equation.round in (None, entry.round)]
+        whole = np.sum(entries, axis=0)
+        parts = np.array([self.statements[name].blocks[key] for name in equation.participants])
+        usual = len(parts) * float(np.median(np.abs(parts).max(axis=1)))
+        most = BLOCKS_SLACK * (float(np.abs(whole).max()) + usual) + 1e-9
+        return bool((np.abs(parts.sum(axis=0) - whole) <= most).all())
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether the parts of the blocks give standard errors of the scores of the run.
+
+        Nobody's do where parts do not add up, nor where the settlement was closed without somebody's
+        statement, so that nobody can say whether they would.
+        """
+        unstated = self.final and not self.withheld and any(one.missing for one in self.equations)
+        return not self.odd_parts and not unstated
 
     def body(self) -> dict[str, Any]:
         """Return the record ``settled``."""
@@ -379,9 +396,8 @@ class Settled:
     def round_scores(self, entry: Entry) -> Scores:
         """Return everybody's score in a round. Needs detail "rounds"."""
         own = [self.counted(entry, name) for name in entry.participants]
-        return self._scores(
-            entry.participants, own, [self._blocks(entry, name) for name in entry.participants]
-        )
+        parts = [self._blocks(entry, name) for name in entry.participants]
+        return self._scores(entry.participants, own, parts)
 
     def scores(self, clients: Sequence[str]) -> Scores:
         """Return everybody's score over the run, with standard errors from the blocks."""
@@ -392,36 +408,25 @@ class Settled:
         return self._scores(clients, own, [self.blocks(name) for name in clients])
 
     def blocks(self, name: str) -> tuple[float, ...]:
-        """Return a member's products with every block, over the run; of what is left if it did not state."""
+        """Return a member's products with every block, over the run; 0 if it did not state."""
         nothing = (0.0,) * len(self.manifest.blocks)
         if self.detail == "run":
-            if name in self.statements:
-                return self.statements[name].blocks.get(ALL, nothing)
-            given = [one.blocks[ALL] for one in self.statements.values() if ALL in one.blocks]
-            whole = [one.blocks for one in self.manifest.rounds]
-            return self._left(whole, given, len(self.missing)) if self._of(name) else nothing
+            return self.statements[name].blocks.get(ALL, nothing) if name in self.statements else nothing
         parts = [self._blocks(one, name) for one in self._of(name)]
         return tuple(map(math.fsum, zip(*parts, strict=True))) if parts else nothing
 
     def _blocks(self, entry: Entry, name: str) -> tuple[float, ...]:
-        key = str(entry.round)
         if name in self.statements:
-            return self.statements[name].blocks[key]
-        given = [self.statements[who].blocks[key] for who in entry.participants if who in self.statements]
-        return self._left([entry.blocks], given, len(entry.participants) - len(given))
-
-    def _left(
-        self, whole: Sequence[Sequence[float]], given: Sequence[Sequence[float]], count: int
-    ) -> tuple[float, ...]:
-        """Return a part of what statements leave of the blocks' parts of the gain; 0 while it is open."""
-        if not self.final or self.withheld:
-            return (0.0,) * len(self.manifest.blocks)
-        left = np.sum(whole, axis=0) - (np.sum(given, axis=0) if given else 0.0)
-        return tuple((left / count).tolist())
+            return self.statements[name].blocks[str(entry.round)]
+        return (0.0,) * len(self.manifest.blocks)
 
     def _scores(
         self, clients: Sequence[str], own: Sequence[int], columns: Sequence[Sequence[float]]
     ) -> Scores:
-        found = from_blocks(np.transpose(columns), self.manifest.blocks, clients)
         values = np.array([value * self.manifest.scale for value in own])
+        if not self.has_errors:
+            return Scores(
+                score="PHI", clients=tuple(clients), values=values, raw=values, gain=math.fsum(values)
+            )
+        found = from_blocks(np.transpose(columns), self.manifest.blocks, clients)
         return replace(found, values=values, raw=values, gain=math.fsum(values))

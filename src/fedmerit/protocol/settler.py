@@ -22,7 +22,6 @@ from fedmerit.errors import (
     BindingError,
     MessageError,
     RefusedError,
-    SettlementError,
 )
 from fedmerit.identity import canonical, content
 from fedmerit.protocol.direction import (
@@ -38,7 +37,6 @@ from fedmerit.protocol.direction import (
     blocks_of,
     differs,
     direction_hash,
-    length,
     manifest_limit,
     product,
     slopes_of,
@@ -46,7 +44,7 @@ from fedmerit.protocol.direction import (
 from fedmerit.protocol.memory import POOL, MemberState
 from fedmerit.protocol.messages import LEAST_SAMPLES, Ask, pack, parsed
 from fedmerit.protocol.outcome import as_array, file_name, included_hash, model_hash, moved, sum_hash
-from fedmerit.protocol.pool import Slice, samples_in
+from fedmerit.protocol.pool import Indices, Slice, samples_in
 from fedmerit.protocol.settlement import (
     ALL,
     DAY,
@@ -58,7 +56,7 @@ from fedmerit.protocol.settlement import (
     statement_limit,
 )
 from fedmerit.protocol.terms import Agreed, lineage_of, scheduled_encoding
-from fedmerit.secagg.quantise import Encoding, Words, largest_stated
+from fedmerit.secagg.quantise import Encoding, Words
 from fedmerit.secagg.setting import LEAST_IN_SUM
 
 if TYPE_CHECKING:
@@ -73,7 +71,7 @@ SETTLING = ("last", "open", "agree", "agreed", "state", "table", "pairs", "settl
 CLOCKS = 3600
 """Seconds by which a member's clock may differ from the server's when it is told of a window."""
 NEAR = 1e-3
-"""How much two machines may disagree about the length and the largest coordinate of a direction."""
+"""How much two machines may disagree about the size of a direction, or a utility."""
 
 
 class Settler:
@@ -140,7 +138,7 @@ class Settler:
                 stage="open",
             )
         shown.verify_settlement(self.agreed.commitment)
-        blocks, by_class = blocks_of(shown, self.config.settlement.blocks)
+        blocks, by_class = self._blocks(shown)
         if (manifest.pool, manifest.blocks) != (shown.id, tuple(map(len, blocks))) or (
             manifest.stratified != by_class
         ):
@@ -215,7 +213,7 @@ class Settler:
     def _recompute(self, ask: Ask, manifest: Manifest, entry: Entry) -> list[Any]:
         """Return this member's product in a round, those with every block, and what is wrong, if anything."""
         encoding, public, words, shape = self.contribution(entry.round)
-        g = ask.array("g", "<i2", encoding.words)
+        g = ask.array("g", "<i4", encoding.words)
         m0 = ask.array("m0", "<f4", encoding.length)
         x = ask.array("sum", "<u4", encoding.words)
         for what, found, expected in (
@@ -235,7 +233,7 @@ class Settler:
         if (decoded.total_weight, encoding.step, model_hash(m)) != (entry.weight, entry.step, entry.m):
             return ["0", [], "its total weight, step or model does not follow from the sum"]
         shown = self._pool(manifest)
-        blocks, _ = blocks_of(shown, self.config.settlement.blocks)
+        blocks, _ = self._blocks(shown)
         slopes, _, rest = slopes_of(
             self.member.gradient_for(shape, manifest.utility), m0, m, shown, blocks, entry.points
         )
@@ -249,19 +247,7 @@ class Settler:
             return ["0", [], problem]
         own_blocks = block_products(words, slopes, encoding, entry.step, entry.weight)
         digits = [float(f"{value:.7g}") for value in own_blocks]  # seven do for standard errors
-        return [str(self._product(words, g, entry)), digits, ""]
-
-    def _product(self, words: Words, g: Direction, entry: Entry) -> int:
-        """Return this member's product with the direction of a round; raise if masks could not prove it."""
-        own, most = product(words, g), largest_stated(len(entry.participants))
-        if self.config.word_bytes == 6 and abs(own) > most:
-            raise SettlementError(
-                f"its product in round {entry.round} is {own}, and masks can prove at most {most}: settle "
-                "with [settlement] naming = false, or take a larger secure_aggregation.bound",
-                code="overflow",
-                member=self.name,
-            )
-        return own
+        return [str(product(words, g)), digits, ""]
 
     def _contradiction(self, entry: Entry) -> str:
         """Return how the manifest contradicts what this member signed in the round; empty if it does not.
@@ -487,6 +473,10 @@ class Settler:
         x, y, index = self.state.get(POOL)
         return Slice(index=index, x=_shaped(x), y=_shaped(y), salts=b"", path=(), id=manifest.pool)
 
+    def _blocks(self, shown: Slice) -> tuple[list[Indices], bool]:
+        balanced = bool(self.agreed.commitment["balanced"])
+        return blocks_of(shown, self.config.settlement.blocks, balanced=balanced)
+
     def is_signed(self, name: str, kind: str, body: Mapping[str, Any], signature: Any) -> bool:
         """Return whether a member signed a record; True in a rehearsal where nothing is signed."""
         if name not in self.member.roster.names:
@@ -529,13 +519,11 @@ class _Recomputed:
         """Yield what is wrong with the manifest, in words."""
         entry, slopes, rest = self.entry, self.slopes, self.rest
         values = as_units(slopes, self.manifest.blocks, entry.step, entry.weight)
-        if problem := differs(self.g, values, self.manifest.scale, self.encoding):
+        if problem := differs(self.g, values, self.manifest.scale, self.encoding, sum(self.manifest.blocks)):
             yield problem
-        norm, largest = float(np.sqrt(np.dot(values, values))), float(np.abs(values).max(initial=0.0))
-        own_length = length(self.x, self.encoding)
-        lengths = ((norm, entry.norm), (largest, entry.largest), (own_length, entry.sum_norm))
-        if not all(abs(own - said) <= NEAR * own for own, said in lengths):  # the scale follows from these
-            yield "the length of the sum or the direction, or its largest coordinate, is another"
+        size = float(np.abs(values).sum())
+        if not abs(size - entry.size) <= NEAR * size:  # the scale follows from this
+            yield "the size of the direction is another"
         utilities = ((slopes.empty, entry.empty), (slopes.grand, entry.grand), (rest, entry.rest))
         most = NEAR * max(abs(slopes.empty), abs(slopes.grand)) + 1e-9
         if not all(abs(own - said) <= most for own, said in utilities):

@@ -69,7 +69,6 @@ def encoding_of(config: Config, length: int, members: int, public: Mapping[str, 
         cap = config.training.weight_cap
     elif public is not None:
         cap = max(public.values())
-    wide: dict[str, Any] = {"word_bytes": config.word_bytes} if config.word_bytes != 4 else {}
     return Encoding(
         length=length,
         members=members,
@@ -77,7 +76,7 @@ def encoding_of(config: Config, length: int, members: int, public: Mapping[str, 
         weights=_KINDS[kind],
         weight_cap=cap if kind != "uniform" else 1,
         clip=config.secure_aggregation.clip,
-        **wide,
+        word_bytes=config.word_bytes,
     )
 
 

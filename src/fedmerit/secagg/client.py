@@ -188,7 +188,7 @@ class Client:
             s.clipped = encoded.clipped
             s.pairs = list(masks.masked_with(self.setting, self.name, heads))
             payload = self._payload(task, encoded.words)
-            del encoded  # with words of 6 bytes, a vector that nobody needs any more
+            del encoded  # with words of 8 bytes, a vector that nobody needs any more
             complaints = [
                 [place, self._channel_key(dealer)]
                 for place, dealer in enumerate(self.setting.members)

@@ -73,7 +73,6 @@ __all__ = [
     "split_secret",
     "stream_key",
     "to_wire",
-    "wide_blocks",
     "with_peers",
 ]
 
@@ -191,15 +190,13 @@ def of_member(
 
 
 # --------------------------------------------------------------------------------------------------- words
-# A masked word has 4 bytes on the wire, or 6. Words of 4 bytes are added modulo 2^32. Words of 6 bytes are
-# added modulo 2^64 in memory, each with 8 bytes of every stream; only the low 48 bits count and travel, so
-# they are integers modulo 2^48. A coordinate is sign-extended into such a word; a secret weight has no sign.
+# A masked word has 4 bytes, or 8, in memory and on the wire, and is an integer modulo 2^32 or 2^64. A
+# coordinate is sign-extended into a word of 8 bytes; a secret weight has no sign.
 
 Wide = npt.NDArray[np.uint64]
-"""Integers of which the low 48 bits count. Shape ``(Encoding.words,)``."""
+"""Integers modulo 2^64. Shape ``(Encoding.words,)``."""
 
-RING = 2**48
-_WIDE = BLOCK // 2  # words of 8 bytes at a time: as many bytes as a block of 4
+RING = 2**64
 
 
 def add_masks(words: Words | Wide, masks: Sequence[tuple[bytes, int]]) -> None:
@@ -245,78 +242,40 @@ class Streams:
 
 def payload_of(words: Words, encoding: Encoding, masks: Sequence[tuple[bytes, int]]) -> memoryview:
     """Return a member's words under these masks as they travel; it may mask them in place."""
-    if encoding.word_bytes == 4:
-        add_masks(words, masks)
-        return to_wire(words)
-    streams, signs = Streams([key for key, _ in masks], 8), [sign for _, sign in masks]
-    payload, room = np.empty((words.size, 3), "<u2"), np.empty(min(_WIDE, words.size), "<i8")
-    for start in range(0, words.size, _WIDE):
-        own = words[start : start + _WIDE].view(np.int32)
-        np.copyto(room[: own.size], own)
-        block = room[: own.size].view("<u8")
-        if start + block.size > encoding.length:
-            block[-1] = words[-1]  # a secret weight
-        streams.add_to(block, signs)
-        parts, out = block.view("<u2").reshape(-1, 4), payload[start : start + _WIDE]
-        for part in range(3):
-            out[:, part] = parts[:, part]
-    return payload.reshape(-1).data.cast("B")
+    masked: Words | Wide = words
+    if encoding.word_bytes == 8:
+        masked = words.view(np.int32).astype(np.int64).view(np.uint64)
+        masked[encoding.length :] = words[encoding.length :]  # a secret weight
+    add_masks(masked, masks)
+    return to_wire(masked)
 
 
-def wide_blocks(payload: bytes | memoryview) -> Iterator[tuple[int, Wide]]:
-    """Yield views of words of 6 bytes in blocks, each with the place of its first; the low 48 bits count."""
-    last = len(payload) // 6 - 1
-    # 8 bytes from where a word begins: the word, and above it 2 bytes of the next one; the last word has none
-    words: Wide = np.ndarray((last,), "<u8", payload, strides=(6,))
-    for start in range(0, last, _WIDE):
-        yield start, words[start : start + _WIDE]
-    yield last, np.array([int.from_bytes(payload[-6:], "little")], np.uint64)
+def to_wire(words: Words | Wide) -> memoryview:
+    """Return words as bytes, least significant first; a view if the machine stores them in that order."""
+    return (words if sys.byteorder == "little" else words.byteswap()).data.cast("B")
 
 
 def add_payload(total: Words | Wide, payload: bytes | memoryview) -> None:
     """Add the words of a payload to a sum, in place."""
-    if total.itemsize == 4:
-        np.add(total, from_wire(payload), out=total)
-        return
-    for start, block in wide_blocks(payload):
-        part = total[start : start + block.size]
-        np.add(part, block, out=part)
+    np.add(total, from_wire(payload, total.itemsize), out=total)
+
+
+def from_wire(payload: bytes | memoryview, word_bytes: int) -> npt.NDArray[Any]:
+    """Return the words of a payload; a view if the machine stores them in that order."""
+    words = np.frombuffer(payload, f"<u{word_bytes}")
+    return words if sys.byteorder == "little" else words.astype(f"u{word_bytes}")
 
 
 def narrowed(total: Words | Wide, encoding: Encoding) -> Words:
     """Return a sum without masks as words of 32 bits; raise `BoundError` if a word does not fit."""
     if encoding.word_bytes == 4:
         return total.view(np.uint32)
-    words, room = np.empty(total.size, np.uint32), np.empty(min(_WIDE, total.size), np.uint64)
-    for start in range(0, total.size, _WIDE):
-        part = total[start : start + _WIDE]
-        block = np.left_shift(part, np.uint64(16), out=room[: part.size]).view(np.int64)
-        block >>= 16
-        if start + block.size > encoding.length:
-            block[-1] %= RING  # a secret weight
-            if block[-1] >= 2**32:
-                raise BoundError("the total weight does not fit into 32 bits, so somebody cheated")
-            words[-1], block = block[-1], block[:-1]
-        if block.size and (block.max() >= 2**31 or block.min() < -(2**31)):
-            raise BoundError("a coordinate of the sum does not fit into 32 bits, so somebody cheated")
-        np.copyto(words[start : start + block.size].view(np.int32), block, casting="unsafe")
-    return words
-
-
-def to_wire(words: Words) -> memoryview:
-    """Return words as bytes, least significant first; a view if the machine stores them in that order."""
-    return (words if sys.byteorder == "little" else words.byteswap()).data.cast("B")
-
-
-def from_wire(payload: bytes | memoryview, word_bytes: int = 4) -> npt.NDArray[Any]:
-    """Return the words of a payload; of 4 bytes, as a view if the machine stores them in that order."""
-    if word_bytes == 4:
-        words = np.frombuffer(payload, dtype="<u4")
-        return words if sys.byteorder == "little" else words.astype(np.uint32)
-    wide = np.empty(len(payload) // 6, np.uint64)
-    for start, block in wide_blocks(payload):
-        np.bitwise_and(block, RING - 1, out=wide[start : start + block.size])
-    return wide
+    if (total[encoding.length :] >= 2**32).any():
+        raise BoundError("the total weight does not fit into 32 bits, so somebody cheated")
+    signed = total[: encoding.length].view(np.int64)
+    if signed.max() >= 2**31 or signed.min() < -(2**31):
+        raise BoundError("a coordinate of the sum does not fit into 32 bits, so somebody cheated")
+    return total.astype(np.uint32)  # the low half of each word
 
 
 # ------------------------------------------------------------------------------------------------- sharing

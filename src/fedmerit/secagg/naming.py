@@ -2,7 +2,7 @@ r"""Who misstated a product with a public direction: named from masks that were 
 
 After a round, let X be the sum of the members' integers q_i, and g a public integer direction. Each member i
 states <q_i, g>, and the statements must add up to <X, g>. If they do not, the masked words prove everybody's
-product. With words of 6 bytes, what member i sent is, modulo 2^48,
+product. With words of 8 bytes, what member i sent is, modulo 2^64,
 
 .. math:: y_i = q_i + b_i + \sum_{j} \epsilon_{ij} m_{ij}, \qquad \epsilon_{ij} = 1 \text{ if } i
     \text{ comes before } j \text{ in the schedule, else } -1,
@@ -11,7 +11,7 @@ where b_i is its self-mask and m_ij = m_ji the mask of a pair; a pair has one on
 one key before (`masks.masked_with`). So c_ij = <m_ij, g>, without a sign, gives
 
 .. math:: \langle q_i, g \rangle = \langle y_i, g \rangle - \langle b_i, g \rangle
-    - \sum_j \epsilon_{ij} c_{ij} \pmod{2^{48}}.
+    - \sum_j \epsilon_{ij} c_{ij} \pmod{2^{64}}.
 
 y_i fits the digest that i signed, and b_i follows from a seed that was rebuilt and that i committed to. Each
 member signs its c_ij (`MaskTable`). Where two ends agree, this number is used for both. Where they differ,
@@ -30,9 +30,9 @@ A number tells its sender's product and no more, but a second direction tells a 
 key takes a mask away. `Client.project` therefore answers one direction only, and `Client.open_pair` keeps two
 masks with members of the sum.
 
-All this is modulo 2^48. With n members in the sum, nobody may state more than `largest_stated` (n), about
-2^47 / n, in size: who finds its own product beyond it does not state. Statements then add up to less than
-2^47, so if <X, g> is smaller too, an equation that holds modulo 2^48 holds. If it does not, somebody stated
+All this is modulo 2^64. With n members in the sum, nobody may state more than `largest_stated` (n), about
+2^63 / n, in size: who finds its own product beyond it does not state. Statements then add up to less than
+2^63, so if <X, g> is smaller too, an equation that holds modulo 2^64 holds. If it does not, somebody stated
 more than it may, and is named.
 """
 
@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 Direction = npt.NDArray[np.signedinteger[Any]]
-"""Whole numbers of 16, 32 or 64 bits, shape ``(Encoding.words,)``; 0 at the word of a secret weight."""
+"""Whole numbers of 32 or 64 bits, shape ``(Encoding.words,)``; 0 at the word of a secret weight."""
 
 Key = TypeVar("Key", bound=Hashable)
 Pair = tuple[str, str]
@@ -78,7 +78,7 @@ Pair = tuple[str, str]
 Reason = Literal["stated", "pair", "masked", "range", "sum"]
 """For what somebody is named: it stated another product than its masks prove or than its own table gives; it
 signed a wrong c_ij; its table holds another product of its masked words; it stated more than `largest_stated`
-in an equation that fails by a multiple of 2^48; X is not the sum (the server)."""
+in an equation that fails by a multiple of 2^64; X is not the sum (the server)."""
 
 _BLOCK: Final = BLOCK // 2  # words of 8 bytes at a time
 
@@ -86,29 +86,28 @@ _BLOCK: Final = BLOCK // 2  # words of 8 bytes at a time
 
 
 def signed(value: int) -> int:
-    """Return the integer in [-2^47, 2^47) that equals a value modulo 2^48.
+    """Return the integer in [-2^63, 2^63) that equals a value modulo 2^64.
 
-    >>> signed(5), signed(2**48 - 5), signed(2**47)
-    (5, -5, -140737488355328)
+    >>> signed(5), signed(2**64 - 5), signed(2**63)
+    (5, -5, -9223372036854775808)
     """
     return (value + RING // 2) % RING - RING // 2
 
 
 def product(words: bytes | memoryview | npt.NDArray[Any], direction: Direction) -> int:
-    """Return <words, g> modulo 2^48.
+    """Return <words, g> modulo 2^64.
 
     Args:
-        words: a payload of 6 bytes a word, or an array; words of 32 bits are read as signed.
+        words: a payload of 8 bytes a word, or an array; words of 32 bits are read as signed.
         direction: g.
 
-    >>> product(np.array([1, 2**32 - 1], np.uint32), np.array([3, 4], np.int16)) == 2**48 - 1
+    >>> product(np.array([1, 2**32 - 1], np.uint32), np.array([3, 4], np.int32)) == 2**64 - 1
     True
     """
     if not isinstance(words, np.ndarray):
-        if len(words) != 6 * direction.size:
-            raise BindingError(f"expected {direction.size} words of 6 bytes, got {len(words)} bytes")
-        blocks = masks.wide_blocks(words)
-        return sum(_dot(block, _wide(direction[at : at + block.size])) for at, block in blocks) % RING
+        if len(words) != 8 * direction.size:
+            raise BindingError(f"expected {direction.size} words of 8 bytes, got {len(words)} bytes")
+        words = masks.from_wire(words, 8)
     if words.shape != direction.shape:
         raise BindingError(f"expected {direction.size} words, got an array of shape {words.shape}")
     array = words.view(np.int32) if words.dtype == np.uint32 else words
@@ -117,7 +116,7 @@ def product(words: bytes | memoryview | npt.NDArray[Any], direction: Direction) 
 
 
 def mask_products(keys: Mapping[Key, bytes], direction: Direction) -> dict[Key, int]:
-    """Return <mask, g> modulo 2^48 for the masks of these keys; no mask is ever held whole."""
+    """Return <mask, g> modulo 2^64 for the masks of these keys; no mask is ever held whole."""
     streams, found = masks.Streams(list(keys.values()), 8), dict.fromkeys(keys, 0)
     for start in range(0, direction.size, _BLOCK):
         part = _wide(direction[start : start + _BLOCK])
@@ -132,17 +131,17 @@ def _wide(block: npt.NDArray[Any]) -> masks.Wide:
 
 
 def _dot(words: masks.Wide, direction: masks.Wide) -> int:
-    """Return a product modulo 2^64, which 2^48 divides."""
+    """Return a product modulo 2^64."""
     return int(np.dot(words, direction))
 
 
 def refuse_direction(encoding: Encoding, direction: Direction, *, member: str | None = None) -> None:
-    """Raise unless this is a direction for words of 6 bytes that leaves a secret weight alone."""
-    if encoding.word_bytes != 6:
-        raise RefusedError("only words of 6 bytes can name anybody", stage="naming", member=member)
-    if direction.dtype not in (np.int16, np.int32, np.int64) or direction.shape != (encoding.words,):
+    """Raise unless this is a direction for words of 8 bytes that leaves a secret weight alone."""
+    if encoding.word_bytes != 8:
+        raise RefusedError("only words of 8 bytes can name anybody", stage="naming", member=member)
+    if direction.dtype not in (np.int32, np.int64) or direction.shape != (encoding.words,):
         raise BindingError(
-            f"expected a direction of {encoding.words} whole numbers of 16, 32 or 64 bits, "
+            f"expected a direction of {encoding.words} whole numbers of 32 or 64 bits, "
             f"got {direction.dtype} {direction.shape}",
             stage="naming",
             member=member,
@@ -161,7 +160,7 @@ def direction_digest(direction: Direction) -> bytes:
 
 @dataclass(frozen=True)
 class MaskTable:
-    """What a member says of its masks in one direction; modulo 2^48.
+    """What a member says of its masks in one direction; modulo 2^64.
 
     Args:
         member: whose.
@@ -179,11 +178,11 @@ class Verdict:
     """What signed tables, resent words and rebuilt secrets prove.
 
     If nobody is named, nothing is disputed and nobody unproved, then every value is what was stated, modulo
-    2^48, and the statements add up, unless the size of <X, g> is 2^47 or more. Then either X is false by a
-    multiple of 2^48 in this direction, which `sum_again` shows, or members put too much into the sum.
+    2^64, and the statements add up, unless the size of <X, g> is 2^63 or more. Then either X is false by a
+    multiple of 2^64 in this direction, which `sum_again` shows, or members put too much into the sum.
 
     Args:
-        values: the proved product by member in the sum, in [-2^47, 2^47); None if it is not proved (yet).
+        values: the proved product by member in the sum, in [-2^63, 2^63); None if it is not proved (yet).
         named: who is named, a member or "server", and why.
         disputed: pairs whose ends differ and whose key is not opened yet.
         unproved: members without a whole table or without their words.
@@ -383,7 +382,7 @@ def judge(
     if len(proved) == len(values):
         if (sum(proved) - total) % RING:
             named[SERVER] = "sum"
-        elif sum(proved) == total:  # then no product lies beyond 48 bits, and statements must equal values
+        elif sum(proved) == total:  # then no product lies beyond 64 bits, and statements must equal values
             for name, said in stated.items():
                 if said != values[name]:
                     named.setdefault(name, "stated")
@@ -415,7 +414,7 @@ def sum_again(
 ) -> Words:
     """Return X as anyone can compute it from the masked words of all members in the sum, sent again.
 
-    `judge` sees products only. A server whose X is false by a multiple of 2^48 in the direction, or not at
+    `judge` sees products only. A server whose X is false by a multiple of 2^64 in the direction, or not at
     all, is found by this.
 
     Args:
@@ -428,8 +427,7 @@ def sum_again(
         BindingError: these are not the words of all members in the sum, as they signed them.
     """
     attempt, encoding, binding = evidence.check(setting, task), task.encoding, task.binding(setting)
-    wide = encoding.word_bytes == 6
-    total: npt.NDArray[Any] = np.zeros(encoding.words, np.uint64 if wide else np.uint32)
+    total: npt.NDArray[Any] = np.zeros(encoding.words, f"u{encoding.word_bytes}")
     due = dict(attempt.inputs)
     for name, payload in payloads:
         head = due.pop(name, None)

@@ -9,8 +9,8 @@ so the sum of the words modulo 2^32, read as a signed integer, IS the sum of the
 whoever drops out. Q is the largest such integer and the step is bound / Q: 1.7e-8 of the bound for 36
 members, 4.2e-9 for 9.
 
-With words of six bytes the same integers are masked modulo 2^48 (`masks.payload_of`), so that the product of
-a mask with a public direction is one number (`naming`). Their sum still fits into 32 bits.
+With words of eight bytes the same integers are masked modulo 2^64 (`masks.payload_of`), so that the product
+of a mask with a public direction is one number (`naming`). Their sum still fits into 32 bits.
 
 This module needs nothing but numpy. An engine that runs without masks adds the same words, so its results
 equal those of a masked run bit for bit.
@@ -46,9 +46,9 @@ def largest_stated(members: int) -> int:
     """Return the largest size of a product that a member may state, with so many members in the sum.
 
     >>> largest_stated(9)
-    15637498706147
+    1024819115206086200
     """
-    return (2**47 - 1) // members
+    return (2**63 - 1) // members
 
 
 def is_number(value: object) -> bool:
@@ -130,7 +130,7 @@ class Encoding:
             w / cap * d, so a cap far above the real weights costs precision. A member can claim any secret
             weight up to the cap, and nobody will see it.
         clip: cut coordinates to the bound and count them; by default the update is refused.
-        word_bytes: size of a masked word on the wire. With 6, who misstated a product can be named.
+        word_bytes: size of a masked word on the wire. With 8, who misstated a product can be named.
     """
 
     length: int
@@ -139,7 +139,7 @@ class Encoding:
     weights: Literal["uniform", "public", "secret"] = "uniform"
     weight_cap: float = 1
     clip: bool = False
-    word_bytes: Literal[4, 6] = 4
+    word_bytes: Literal[4, 8] = 4
 
     def __post_init__(self) -> None:
         for name, most in (("length", MOST_COORDINATES), ("members", MOST_MEMBERS)):
@@ -147,8 +147,8 @@ class Encoding:
             if number is None or not 1 <= number <= most:
                 raise ConfigError(f"{name} must be 1 to {most}, got {getattr(self, name)!r:.40}")
             object.__setattr__(self, name, number)
-        if type(self.word_bytes) is not int or self.word_bytes not in (4, 6):
-            raise ConfigError(f"word_bytes must be 4 or 6, got {self.word_bytes!r:.40}")
+        if type(self.word_bytes) is not int or self.word_bytes not in (4, 8):
+            raise ConfigError(f"word_bytes must be 4 or 8, got {self.word_bytes!r:.40}")
         if not (is_number(self.bound) and 1e-30 <= self.bound <= 1e30):
             raise ConfigError(f"bound must be a number from 1e-30 to 1e30, got {self.bound!r:.40}")
         if self.weights not in ("uniform", "public", "secret"):

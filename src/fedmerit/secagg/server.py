@@ -57,8 +57,7 @@ class Server(PlainServer):
     def begin(self, task: Task) -> None:
         """Set what is summed. Call it before updates arrive."""
         super().begin(task)
-        if task.encoding.word_bytes == 6:
-            self._sum = np.zeros(task.encoding.words, np.uint64)
+        self._sum = np.zeros(task.encoding.words, f"u{task.encoding.word_bytes}")
 
     @property
     def _payload(self) -> int:
@@ -310,7 +309,7 @@ def run_in_memory(
     lost: Mapping[str, Sequence[int]] | None = None,
     bound: float | Literal["auto"] = "auto",
     seed: int | bytes | None = None,
-    word_bytes: Literal[4, 6] = 4,
+    word_bytes: Literal[4, 8] = 4,
     *,
     transcript: bool = True,
 ) -> InMemory:
@@ -323,7 +322,7 @@ def run_in_memory(
         lost: by stage, the members whose message of that stage, and every later one, never arrives.
         bound: largest allowed |coordinate|; "auto" looks at all vectors, which no real party could do.
         seed: seed of the rounding only. Keys always come from the operating system.
-        word_bytes: size of a masked word on the wire: 4 or 6. The result is the same.
+        word_bytes: size of a masked word on the wire: 4 or 8. The result is the same.
         transcript: keep all messages, which together are larger than the vectors; a server keeps none.
 
     Raises:

@@ -167,6 +167,7 @@ class Phi:
                     y,
                     utility,
                     blocks=min(self.blocks, len(y)),
+                    balanced=self.federation.pool.balanced,
                 )
             except FedmeritError as error:  # a sum over the other rounds would not be what it says
                 self.without[utility.name] = error, outcome.round

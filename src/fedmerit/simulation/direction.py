@@ -54,7 +54,7 @@ from fedmerit.simulation.utilities import (
 
 __all__ = ["BLOCKS", "Direction", "PathGradients", "direction", "missing_gradient", "slope"]
 
-BLOCKS = 8
+BLOCKS = 16
 """Blocks of the test set, by default."""
 MOST_BYTES = 16 << 30
 """The most bytes for the layers' outputs of one batch on a GPU."""
@@ -139,6 +139,7 @@ def direction(
     points: tuple[int, int] = POINTS,
     tolerance: float = REST,
     seed: int = 0,
+    balanced: bool = True,
     batch_size: int | None = None,
 ) -> Direction:
     r"""Return the gradient of a utility, averaged over the path from M0 to M, by block of the test set.
@@ -160,13 +161,14 @@ def direction(
         points: numbers of points of the path.
         tolerance: see above.
         seed: of the deal of samples to blocks.
+        balanced: whether the samples were drawn class by class; then they are dealt to blocks so too.
         batch_size: images per pass; by default 100 on a CPU, on a GPU as many as fit.
 
     Raises:
         NoGradient: if the utility has none, or a parameter or buffer of the model gets none.
     """
     of = resolve(utility)
-    path = _Path(model, m0, m, x, y, of, blocks, seed, batch_size)
+    path = _Path(model, m0, m, x, y, of, blocks, seed, batch_size, balanced=balanced)
     if not (len(points) == 2 and 1 <= points[0] <= points[1]):
         raise InputError(f"points: expected two numbers of points, the smaller one first, got {points!r}")
     with _setting(model):
@@ -269,6 +271,8 @@ class _Path:
         blocks: int | Sequence[Indices],
         seed: int = 0,
         batch_size: int | None = None,
+        *,
+        balanced: bool = True,
     ) -> None:
         self.model, self.utility, self.device = model, utility, device_of(model)
         self.start = self._vector(m0, "M0")
@@ -277,7 +281,7 @@ class _Path:
         if utility.whole:
             raise no_gradient(utility, " (it is a metric of the whole test set)")
         self.labels = check_for([utility], y, len(x))
-        dealt, self.stratified = self._dealt(blocks, seed)
+        dealt, self.stratified = self._dealt(blocks, seed, balanced)
         self.sizes = tuple(len(block) for block in dealt)
         self.order = torch.as_tensor(np.concatenate(dealt), device=self.device)
         self.labels = self.labels.to(self.device)
@@ -297,7 +301,9 @@ class _Path:
         self.records = few and self.device.type == "cuda" and utility.function is None
         self.recorded: dict[int, _Recorded] = {}
 
-    def _dealt(self, blocks: int | Sequence[Indices], seed: int) -> tuple[Sequence[Indices], bool]:
+    def _dealt(
+        self, blocks: int | Sequence[Indices], seed: int, balanced: bool
+    ) -> tuple[Sequence[Indices], bool]:
         """Return the positions of each block's samples, and whether they were dealt by class here."""
         if isinstance(blocks, Sequence):
             if not np.array_equal(np.sort(np.concatenate(blocks)), np.arange(len(self.labels))):
@@ -305,7 +311,7 @@ class _Path:
                     f"blocks: expected the positions of all {len(self.labels)} samples, each once"
                 )
             return blocks, False
-        return deal(self.labels.cpu().numpy(), blocks, seed)
+        return deal(self.labels.cpu().numpy(), blocks, seed, classes=balanced)
 
     def _vector(self, values: Vectors, what: str) -> Tensor:
         vector, length = as_tensor(values), state_length(self.model)

@@ -104,7 +104,7 @@ def check_sums(archive: FolderArchive, ledger: Records, rounds: Sequence[Round],
                 f"{archive.path}: {', '.join(odd)} of round {one.round} is not what the ledger says: put the "
                 "file of that round back"
             )
-        if config.word_bytes == 6:
+        if config.word_bytes == 8:
             _check_masks(archive, records, rounds[one.round - 1], one, config)
     for opening in (record for record in records if record.kind == "opening"):
         for entry in opening.body["manifest"]["rounds"]:
@@ -188,7 +188,7 @@ def _recomputed(
     shown.verify_settlement(records[1].body)
     if shown.id != manifest.pool:
         raise LedgerError(f"{archive.path}: its pool is not the one that was opened")
-    blocks, _ = blocks_of(shown, config.settlement.blocks)
+    blocks, _ = blocks_of(shown, config.settlement.blocks, balanced=bool(records[1].body["balanced"]))
     for one, entry in zip(summed_rounds(archive, rounds, config), manifest.rounds, strict=True):
         g = archive.load("direction", entry.round)["g"]
         found = (sum_hash(one.words), model_hash(one.m0), model_hash(one.m), direction_hash(g))
@@ -199,7 +199,7 @@ def _recomputed(
         if gradient is not None:
             slopes, _, _ = slopes_of(gradient, one.m0, one.m, shown, blocks, entry.points)
             values = as_units(slopes, manifest.blocks, entry.step, entry.weight)
-            if problem := differs(g, values, manifest.scale, one.encoding):
+            if problem := differs(g, values, manifest.scale, one.encoding, len(shown.y)):
                 raise LedgerError(f"round {entry.round}: {problem}")
     yield Note("archive", rounds=len(manifest.rounds))
     yield Note("archive-gradient" if gradient else "archive-no-gradient")
