@@ -728,7 +728,7 @@ def test_parts_of_blocks_that_do_not_add_up_are_said(tmp_path):
     assert found.holding == 3
 
 
-@pytest.mark.parametrize("rule", ["shrunk", "fair"])
+@pytest.mark.parametrize("rule", ["fenced", "fair"])
 def test_huge_parts_of_blocks_neither_stop_a_payout_nor_flatten_it(tmp_path, rule):
     def paid(home, more):
         federation = settled(home)
