@@ -81,7 +81,7 @@ def of_members(members: int) -> dict[str, float]:
         score="ALPHA", clients=names, values=raw, raw=raw, gain=raw.sum(), stderr=np.full(members, 0.1)
     )
     limits = {"floor": 0.3 / members, "cap": 1.5 / members}
-    divided = shares(scores, "shrunk", **limits)
+    divided = shares(scores, "fenced", **limits)
     return {
         "secure sum": clocked(lambda: run_in_memory(vectors, bound=1.0, seed=0)),
         "intervals of shares": clocked(lambda: share_intervals(scores, divided, **limits)),

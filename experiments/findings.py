@@ -18,6 +18,7 @@ from claims import directions, elsewhere, ranking, single_round, utilities
 from evidence import Evidence, Facts
 from other_images import other_images
 from retrained import game
+from rules import beside_retrained
 from takings import cheats
 from uses import class_mix, downstream, flipper, lies, rules
 from verdicts import verdicts
@@ -30,6 +31,7 @@ PARTS = (
     elsewhere,
     directions,
     game,
+    beside_retrained,
     utilities,
     flipper,
     class_mix,

@@ -22,7 +22,7 @@ from fedmerit.scoring.rewards import Rule
 
 Errors = Literal["standard errors", "8 blocks"]
 Truth = Literal["alike", "spread", "a quarter null", "one far ahead", "all null but one"]
-RULES: tuple[Rule, ...] = ("fair", "shrunk")
+RULES: tuple[Rule, ...] = ("fair", "fenced")
 BLOCKS = 8
 NOISE = 0.2
 """Standard error of a score; true scores are 1 on average."""
@@ -109,7 +109,7 @@ def lines(repeats: int) -> Iterator[str]:
     yield ""
     yield (
         "| members | true scores | errors | correlation | fair: coverage | width | error "
-        "| shrunk: coverage | width | error |"
+        "| fenced: coverage | width | error |"
     )
     yield "|---" * 10 + "|"
     for cell in CELLS:

@@ -135,7 +135,7 @@ def documents(rows: Sequence[Row], results: Mapping[str, Result], *, toy: bool =
         lines += list(SECTIONS.get(name, agreement_section)(own, results, paper))
         lines += ["Scores are explained in [README](../README.md#scores)."]
         made[f"tables/{name}.md"] = "\n".join(lines) + "\n"
-    made["tables/rules.md"] = "\n".join(rules_section(results)) + "\n"
+    made["tables/rules.md"] = "\n".join(rules_section(rows, results)) + "\n"
     made["tables/alarms.md"] = "\n".join(alarms_section(results)) + "\n"
     made["tables/tab-coalitions.md"] = "\n".join(axioms_section()) + "\n"
     for name, make in FIGURES.items():

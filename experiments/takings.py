@@ -18,7 +18,7 @@ from fedmerit.scoring.scores import from_blocks
 
 UTILITY = "expected-accuracy"
 MEASURES = {"PHI sum": "PHI", "ALPHA sum": "alpha", "innovation": "PHI along the innovation"}
-RULES = ("fair", "fenced", "shrunk")
+RULES = ("fair", "fenced")
 CHEAT = "told the pool"
 PAIR = "two add"
 

@@ -245,7 +245,7 @@ def lying(cells: Sequence[Result]) -> dict[str, str]:
     factors = []
     for cell in cells:
         rounds = reports(cell, PAIR[0])
-        honest = shares(accumulate(rounds))
+        honest = shares(accumulate(rounds), "fair")
         last = rounds[-1]
         for i, name in enumerate(cell["clients"]):
             lie = told(last, i)
@@ -258,7 +258,7 @@ def lying(cells: Sequence[Result]) -> dict[str, str]:
                 factors.append(share(after, i) / share(before, i))
             total = accumulate([told(one, i) for one in rounds])
             pay["honest"].append(honest[name])
-            pay["fair"].append(shares(total)[name])
+            pay["fair"].append(shares(total, "fair")[name])
             pay["fenced"].append(shares(total, rule="fenced")[name])
     return {
         "first": f"{first} of {tried}",

@@ -37,11 +37,11 @@ def written(home, tell, keys=None, anew=(2,)):
                     continue
                 add(author, kind, body, signature)
                 if kind == "round" and body["round"] in anew:
-                    for stated in after_round(rounds_of(ledger), config_of(ledger).scoring):
+                    for stated in after_round(rounds_of(ledger), config_of(ledger)):
                         add(SERVER, *stated)
         with suppress(LedgerError):  # the ledger itself is refused then, whatever the files say
             rounds, config = rounds_of(ledger), config_of(ledger)
-            utilities, missing = config.scoring.utilities, config.scoring.missing
+            utilities, missing = config.scoring.utilities, config.payment.missing
             document = scores_document(rounds, config.clients, utilities, missing=missing)
             for name, data in score_files(document):
                 (folder / name).write_bytes(data)

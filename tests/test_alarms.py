@@ -21,9 +21,9 @@ from fedmerit.report.page.html import facts_of, page
 from fedmerit.report.text import spoken
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.doubts import balance, check_payable, doubts, lower_is_better
+from fedmerit.scoring.fence import believed
 from fedmerit.scoring.files import as_csv, document, read_content
 from fedmerit.scoring.scores import alpha
-from fedmerit.scoring.shrinkage import believed
 from fedmerit.scoring.types import Reports
 from games import two_additive_tables
 

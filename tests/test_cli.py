@@ -74,7 +74,7 @@ def run_folder(tmp_path_factory):
     """A real run, made by the command line in a process of its own; also what it printed."""
     base = tmp_path_factory.mktemp("cli")
     (base / "tiny.toml").write_text(TINY)
-    done = shell("run", base / "tiny.toml", "--out", base / "run", "--set", "scoring.missing=own-mean")
+    done = shell("run", base / "tiny.toml", "--out", base / "run", "--set", "payment.missing=own-mean")
     assert done.returncode == 0, done.stderr
     return base / "run", done
 
@@ -180,7 +180,7 @@ def test_rewards_are_exact_to_the_cent(fedmerit, reports):
     amounts = re.findall(r"^  (\w+) +[\d.]+% +([\d,.]+)", out, re.MULTILINE)
     assert [name for name, _ in amounts] == ["south", "north", "west"]
     assert sum(Decimal(amount.replace(",", "")) for _, amount in amounts) == Decimal("10000.01")
-    assert "budget 10,000.01, rule shrunk, unpaid 0.00" in out
+    assert "budget 10,000.01, rule fenced, unpaid 0.00" in out
 
 
 def test_rewards_as_json_and_csv(fedmerit, reports):
@@ -198,8 +198,8 @@ def test_rewards_as_json_and_csv(fedmerit, reports):
 def test_every_share_and_amount_has_an_interval(fedmerit, reports):
     _, out, _ = fedmerit("rewards", reports, "--budget", "100", "--format", "json")
     content = json.loads(out)
-    assert content["rule"] == "shrunk"
-    assert 0 < content["pull"]["factor"] <= 1
+    assert content["rule"] == "fenced"
+    assert 0 < content["fence"]["fence"] <= 1
     for name, share in content["shares"].items():
         low, high = content["share_intervals"][name]
         assert low <= share <= high
@@ -228,7 +228,7 @@ def test_a_tie_that_is_paid_apart_is_said(fedmerit, tmp_path):
     assert "statistically indistinguishable" not in out
 
 
-@pytest.mark.parametrize("rule", ["fair", "shrunk", "fenced", "impartial", "equal"])
+@pytest.mark.parametrize("rule", ["fair", "fenced", "impartial", "equal"])
 def test_every_rule_pays_at_most_the_budget(fedmerit, reports, rule):
     code, out, err = fedmerit("rewards", reports, "--budget", "7.77", "--rule", rule, "--format", "json")
     assert code == 0, err
@@ -710,7 +710,7 @@ def test_a_run_tells_its_progress_in_lines_when_nobody_watches(run_folder):
     assert "\x1b" not in done.stderr + done.stdout
     assert "…" not in done.stdout
     assert f"written to {folder}: scores.json, scores.csv, ledger.sqlite" in done.stdout
-    assert load(folder / "config.toml").scoring.missing == "own-mean"
+    assert load(folder / "config.toml").payment.missing == "own-mean"
 
 
 def test_progress_on_a_terminal_shows_bars_and_takes_names_as_they_are():
@@ -774,7 +774,7 @@ def test_scoring_a_run_counts_missed_rounds_as_the_run_did(fedmerit, tmp_path):
     """own-mean doubles what west earned in the one of two rounds it reported."""
     first = ROUND | {"clients": ["west", "north"]}
     write(tmp_path / "scores.json", {"rounds": [first, ROUND | {"round": 2}]})
-    write(tmp_path / "config.toml", '[scoring]\nmissing = "own-mean"\n')
+    write(tmp_path / "config.toml", '[payment]\nmissing = "own-mean"\n')
     alpha = {}
     for options in ((), ("--missing", "zero")):
         code, out, _ = fedmerit("score", tmp_path, "--format", "json", *options)
@@ -809,7 +809,7 @@ def test_tampering_is_one_line_on_the_command_line(fedmerit, run_folder, tmp_pat
 def test_resume(fedmerit, run_folder, tmp_path):
     folder, _ = run_folder
     config = write(tmp_path / "tiny.toml", TINY)
-    own = ["--set", "scoring.missing=own-mean"]
+    own = ["--set", "payment.missing=own-mean"]
     before = (folder / "scores.json").read_bytes()
     code, _, err = fedmerit("run", config, "--out", folder, *own)
     assert code == 2
@@ -817,7 +817,7 @@ def test_resume(fedmerit, run_folder, tmp_path):
     assert "not empty; use --resume" in err
     code, _, err = fedmerit("run", config, "--out", folder, "--resume")
     assert code == 2
-    assert "holds a run with a different config: scoring.missing is 'own-mean' there and 'zero' here" in err
+    assert "holds a run with a different config: payment.missing is 'own-mean' there and 'zero' here" in err
     code, out, _ = fedmerit("run", config, "--out", folder, "--resume", *own)
     assert code == 0
     assert "PHI summed over 2 rounds" in out

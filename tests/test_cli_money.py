@@ -43,7 +43,7 @@ def test_who_never_reported_has_a_row_with_nothing_and_a_reason(silent, rule):
     )
     when = "member 'Eve' was in the sum but sent no report: rounds 1 and 2"
     text = call("rewards", silent, "--budget", "1000", "--rule", rule).output
-    assert ["Eve", "0.00%", "0.00"] in [line.split() for line in text.splitlines()]
+    assert ["Eve", "0.00%", "0.00"] in [line.split()[:3] for line in text.splitlines()]
     assert f"note: {reason}" in text
     assert f"note: {when}" in text
     plain = json.loads(call("rewards", silent, "--budget", "1000", "--rule", rule, "--format", "json").stdout)

@@ -123,7 +123,6 @@ def configs(draw):
                 "method": method,
                 "utilities": draw(st.lists(TEXT, min_size=1, max_size=4, unique=True)),
                 "game": "additive" if settled else draw(st.sampled_from(["additive", "renormalised"])),
-                "missing": draw(st.sampled_from(["zero", "own-mean"])),
                 "disclose_samples": draw(st.booleans()),
                 "solo": not settled and draw(st.booleans()),
                 "truth": []
@@ -142,12 +141,17 @@ def configs(draw):
                 "threshold": draw(st.sampled_from([0, len(names)])),
                 "clip": draw(st.booleans()),
             },
+            "payment": {
+                "missing": draw(st.sampled_from(["zero", "own-mean"])),
+                "equal": draw(st.floats(0, 1)),
+                "forfeit": draw(st.floats(0, 1)),
+                "currency": draw(st.sampled_from(["EUR", "$"])),
+            },
             "run": {"seed": draw(st.integers(0, 2**63 - 1)), "device": draw(TEXT)},
             "report": {
                 "title": draw(NAMES)[0],
                 "consortium": draw(NAMES)[0],
                 "date": str(draw(st.dates())),
-                "currency": draw(st.sampled_from(["EUR", "$"])),
                 "language": draw(st.sampled_from(["en", "de"])),
             },
         }
@@ -193,7 +197,7 @@ def _variants():
         "duplicate": {"client-1": "client-0"}, "test_set": ["client-1"], "away": {"client-1": [1]},
         "lost": {"client-1": "1:masked"}, "utilities": ["brier"], "truth": ["shapley"],
         "threshold": 5, "fraction": 0.5, "names": list("abcdef"), "title": "x", "consortium": "x",
-        "date": "2026-11-30", "currency": "EUR",
+        "date": "2026-11-30", "currency": "CHF", "equal": 0.5, "floor": 0.1, "cap": 0.5, "forfeit": 0.5,
     }  # fmt: skip
     for section in SECTIONS:
         part = getattr(Config(), section)
@@ -323,7 +327,7 @@ def test_counts_stay_counts_and_fractions_fractions():
         ({"data": {"name": "Table"}}, r"^data\.name: .*got 'Table' \(did you mean table\?\)"),
         ({"training": {"round": 1}}, r"^training\.round: unknown key \(did you mean rounds\?\); expected "),
         ({"report": {"date": "30.11.2026"}}, r"^report\.date: expected a day such as 2026-11-30, got '30"),
-        ({"report": {"currency": "euro"}}, r"^report\.currency: expected a code such as EUR, or a sign"),
+        ({"payment": {"currency": "euro"}}, r"^payment\.currency: expected a code such as EUR, or a sign"),
         ({"report": {"title": "two\nlines"}}, r"^report\.title: expected one line of at most 120 letters"),
         ({"report": {"language": "fr"}}, r"^report\.language: expected one of en, de, got 'fr'"),
         ({"training": 3}, r"^training: expected a section \[training\], got 3"),

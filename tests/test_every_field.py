@@ -281,7 +281,7 @@ def summing(records, keys, path, count):
     at = where(kept, "scores", 2)
     path.write_bytes(anew(kept[:at], keys))
     config = recorded(records[0].body["config"])
-    ((_, body),) = after_round(rounds_of(Copy(path)), config.scoring)
+    ((_, body),) = after_round(rounds_of(Copy(path)), config)
     kept[at] = replace(kept[at], body=body)
     return kept
 

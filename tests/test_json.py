@@ -68,7 +68,7 @@ def test_scores_and_payouts_of_a_file(fedmerit):
     found = valid(fedmerit("rewards", file, "--budget", "100 EUR", "--format", "json")[1], "rewards")
     assert found["currency"] == "EUR"
     equal = fedmerit("rewards", file, "--budget", "100", "--rule", "equal", "--format", "json")[1]
-    assert valid(equal, "rewards")["pull"] is None
+    assert valid(equal, "rewards")["fence"] is None
 
 
 def test_runs_that_are_compared(runs, fedmerit):

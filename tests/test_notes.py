@@ -46,13 +46,15 @@ NUMBERS = dict.fromkeys(
 )  # fmt: skip
 NESTED = {
     "reason": Note("status", score="FP", status="reversed"),
-    "why": Note("undefined", reason=Note("all-fenced", score="ALPHA")),
+    "why": Note("undefined", reason=Note("status", score="FP", status="reversed")),
     "place": Note("place", record=5, rounds=2),
     "how": Note("differs-how", what="v(M)", own=0.5, utility="accuracy", used=0.25),
     "instead": Note("payouts-instead", decision=1),
     "after": Note("payouts-after", round=2, planned=3),
     "mine": Note("payouts-mine", amount=Decimal("1.5"), currency=" EUR", client="North"),
 }
+NESTED["departures"] = (Note("departs-in", term="rule", used="fair", signed="fenced"),)
+NESTED["departs"] = Note("departs", departures=NESTED["departures"])
 TEXTS = {
     "client": "North",
     "other": "South",

@@ -1,7 +1,6 @@
 """Shares and payouts: rules by hand, leave-one-out fences against a loop, exact cents, nothing silent."""
 
 import math
-import statistics
 import time
 from decimal import Decimal
 from fractions import Fraction
@@ -12,15 +11,22 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fedmerit.config import Payment
 from fedmerit.errors import InputError, UndefinedShares
+from fedmerit.ledger.decisions import Terms
+from fedmerit.scoring import rewards
 from fedmerit.scoring.accumulate import accumulate
-from fedmerit.scoring.rewards import Payouts, Shares, fence, null_share, payouts, shares
+from fedmerit.scoring.rewards import Payouts, Shares, null_share, payouts
 from fedmerit.scoring.scores import alpha, fp, ioi, loo
 from fedmerit.scoring.share_intervals import share_intervals
 from fedmerit.scoring.types import Reports, Scores
 
 numbers = st.integers(-512, 512).map(lambda k: k / 64)
 amounts = st.integers(0, 10**12).map(lambda cents: Decimal(cents).scaleb(-2))
+
+
+def shares(scores, rule="fair", **options):
+    return rewards.shares(scores, rule, **options)
 
 
 def scored(raw, *, score="ALPHA", gain=None, clients=None, **extra):
@@ -161,92 +167,24 @@ def test_bad_reason_does_not_hide_behind_on_undefined():
         shares(scored([1, 2]), on_undefined="guess")
 
 
-# --- fence ---------------------------------------------------------------------------------------------
+# --- the default and the fence -------------------------------------------------------------------------
 
 
-def slow_fence(raw, stderr):
-    out = []
-    for i in range(len(raw)):
-        others = raw[:i] + raw[i + 1 :]
-        med = statistics.median(others)
-        mad = statistics.median(abs(x - med) for x in others)
-        se = statistics.median(stderr[:i] + stderr[i + 1 :]) if stderr else 0.0
-        spread = max(1.4826 * mad, se)
-        out.append(max(0.0, med + 3 * spread) if spread > 0 else math.inf)
-    return out
+def test_the_default_rule_is_the_same_in_python_and_on_the_command_line():
+    one = scored([1, 1, 1, 40])
+    assert rewards.shares(one) == rewards.shares(one, "fenced") != rewards.shares(one, "fair")
+    assert Terms("1", "accuracy").divide(one) == rewards.shares(one)
+    assert Payment().rule == rewards.USUAL_RULE == "fenced"
 
 
-@given(
-    st.integers(2, 12).flatmap(
-        lambda n: st.tuples(
-            st.lists(numbers, min_size=n, max_size=n),
-            st.none() | st.lists(numbers.map(abs), min_size=n, max_size=n),
-        )
-    )
-)
-def test_fence_is_that_of_a_loop(given_):
-    raw, stderr = given_
-    assert fence(scored(raw, stderr=stderr)) == pytest.approx(slow_fence(raw, stderr), abs=1e-12)
-
-
-def test_fence_by_hand():
-    # Others of the liar: 1, 2, 3, 4: median 2.5, deviations 1.5, .5, .5, 1.5: MAD 1: 2.5 + 3 * 1.4826.
-    s = scored([1, 2, 3, 4, 50])
-    assert fence(s)[4] == pytest.approx(2.5 + 3 * 1.4826)
-    found = shares(s, "fenced", formula=1)
-    w = [1, 2, 3, 4, 2.5 + 3 * 1.4826]
-    assert list(found.values()) == pytest.approx([x / sum(w) for x in w])
-    assert found.notes == ("held back by the fence: m4",)
-    assert found["m4"] < shares(s)["m4"]
-
-
-def before(scores):
-    return shares(scores, "fenced", formula=1)
-
-
-def test_only_contributor_was_paid():
-    # All others 0: MAD 0 and no standard errors, so no fence.
-    assert dict(before(scored([0, 0, 0, 5]))) == {"m0": 0, "m1": 0, "m2": 0, "m3": 1}
-    # With standard errors of .1 the fence is 0 + 3 * .1, which is still everything there is.
-    s = scored([0, 0, 0, 5], stderr=[0.1] * 4)
-    assert fence(s)[3] == pytest.approx(0.3)
-    assert before(s)["m3"] == 1.0
-
-
-def test_rounding_was_no_spread():
-    others = [0.3 - 0.2 - 0.1, 0.0, 0.8 - 0.5 - 0.3]
-    assert sorted(others)[0] < 0  # zeros on paper
-    assert fence(scored([*others, 5]))[3] == math.inf
-    assert before(scored([*others, 5]))["m3"] == 1.0
-
-
-def test_a_fence_at_zero_left_nothing():
-    # Others -1, -1.1, -.9: median -1, MAD .1: -1 + .44 < 0.
-    s = scored([5, -1, -1.1, -0.9])
-    with pytest.raises(UndefinedShares, match="the fence leaves no positive ALPHA"):
-        before(s)
-    assert shares(s, "fair")["m0"] == 1.0
-
-
-def test_the_earlier_fence_paid_less_for_more_and_the_present_one_does_not():
-    scores = [[5.999, 0.074, own, 0.077, 6.917] for own in (0.091, 1.363)]
-    low, high = (before(scored(raw))["m2"] for raw in scores)
-    assert high < low
-    low, high = (shares(scored(raw), "fenced")["m2"] for raw in scores)
+def test_a_higher_score_never_gets_less_beside_two_large_ones():
+    low, high = (shares(scored([5.999, 0.074, own, 0.077, 6.917]), "fenced")["m2"] for own in (0.091, 1.363))
     assert high > low
-
-
-@given(payable(min_size=3), st.integers(64, 10**6))
-def test_own_fence_ignores_own_score(scores, lie):
-    raw = scores.raw.copy()
-    raw[0] = lie
-    assert fence(scored(raw, gain=1.0))[0] == fence(scores)[0]
 
 
 def test_single_client():
     assert dict(shares(scored([2.0]), "fenced")) == {"m0": 1.0}
     assert dict(shares(scored([2.0]))) == {"m0": 1.0}
-    assert fence(scored([2.0])).tolist() == [math.inf]
 
 
 # --- impartial -----------------------------------------------------------------------------------------
@@ -402,12 +340,10 @@ def test_forty_nine_at_the_cap():
         ({"floor": None}, "floor must be a number, got None"),
         ({"cap": "1"}, "cap must be a number, got '1'"),
         ({"cap": True}, "cap must be a number, got True"),
-        ({"rule": "merit"}, "rule must be one of fair, shrunk, fenced, impartial, equal, got 'merit'"),
-        ({"formula": 3}, "formula must be 2, or 1 for decisions of earlier versions, got 3"),
-        (
-            {"rule": "shrunk", "formula": 1},
-            "formula must be 2, or 1 for decisions of earlier versions, got 1",
-        ),
+        ({"rule": "merit"}, "rule must be one of fair, fenced, impartial, equal, got 'merit'"),
+        ({"equal": 1.5}, "equal must lie between 0 and 1, got 1.5"),
+        ({"rule": "impartial", "equal": 0.5}, "equal must be 0 under the rule 'impartial', got 0.5"),
+        ({"forfeits": {"X": 1.0}}, "forfeits: expected clients that have a score, got 'X'"),
         ({"negative": "shift"}, "negative must be one of zero, refuse, got 'shift'"),
     ],
 )
@@ -574,7 +510,7 @@ def test_undefined_scores_can_pay_nothing():
 def test_ten_thousand_clients():
     raw = np.random.default_rng(0).normal(1, 1, 10_000)
     s = scored(raw, stderr=np.full(10_000, 0.01))
-    for rule in ("fair", "shrunk", "fenced", "impartial", "equal"):
+    for rule in ("fair", "fenced", "impartial", "equal"):
         start = time.process_time()
         found = shares(s, rule)
         assert time.process_time() - start < 0.3
@@ -705,12 +641,9 @@ def test_what_only_rounding_separates_from_zero_counts_as_zero():
     assert list(shares(scored([1, 1e-310, 0]), floor=0.25).values()) == [0.5, 0.25, 0.25]
     with pytest.raises(InputError, match=r"cap=0\.4 leaves a part that nobody may take: only 2 of 3 clients"):
         shares(scored([1, 0.8, 1e-17]), cap=0.4)
-    assert list(shares(scored([1, 0.8, 1e-17]), cap=0.4, formula=1).values()) == pytest.approx(
-        [0.4, 0.4, 0.2]
-    )
 
 
-@pytest.mark.parametrize("rule", ["fair", "shrunk", "fenced"])
+@pytest.mark.parametrize("rule", ["fair", "fenced"])
 @pytest.mark.parametrize("stderr", [None, [1e-13] * 3])
 def test_what_only_rounding_puts_above_zero_is_nothing_to_divide(rule, stderr):
     """1e-10 is more than nothing, but not beside a score of -1, of which it may be the rounding error."""
@@ -751,13 +684,6 @@ def test_null_share_is_what_noise_pays():
     assert null_share(scored([0, -2], stderr=[1, 1])) is None
 
 
-def test_null_share_under_shrunk_is_what_it_pays():
-    truth, s = np.array([0.0, 1.0, 1.5, 2.0]), 0.3
-    raws = truth + np.random.default_rng(1).normal(0, s, size=(3000, 4))
-    paid = [shares(scored(raw, stderr=[s] * 4), "shrunk")["m0"] for raw in raws]
-    assert null_share(scored(truth, stderr=[s] * 4), "shrunk") == pytest.approx(np.mean(paid), rel=0.25)
-
-
 def test_intervals_of_shares_take_scores_first():
     total = accumulate([Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])])
     with pytest.raises(InputError, match=r"^share_intervals takes Scores and the Shares of them, got Shares"):
@@ -767,10 +693,6 @@ def test_intervals_of_shares_take_scores_first():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"floor": None}, "floor must be a number, got None"),
-        ({"floor": 0.5}, "floor must lie between 0 and 1/N = 0.333333 for 3 clients, got 0.5"),
-        ({"cap": 10**400}, "cap must be a number, got 1000"),
-        ({"cap": 0.2}, "cap must lie between 1/N = 0.333333 and 1 for 3 clients, got 0.2"),
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"divided": shares(scored([1, 2]))}, "expected the shares of these scores, got some without client"),
     ],

@@ -207,9 +207,9 @@ def test_a_run_that_reports_has_no_settled_score(tmp_path):
 def test_payouts_rest_on_settled_scores(tmp_path):
     run = federation(tmp_path)
     told = said("rewards", run.folder, "--budget", "1000.00")
-    assert "rule shrunk" in told
+    assert "rule fenced" in told
     (decision,) = [record for record in run.records if record.kind == "decision"]
-    assert (decision.body["score"], decision.body["rule"]) == ("PHI", "shrunk")
+    assert (decision.body["score"], decision.body["rule"]) == ("PHI", "fenced")
     total = recorded(run.folder).accounts[0].scores()
     assert sum(decision.body["cents"].values()) == 100_000
     best = max(decision.body["cents"], key=decision.body["cents"].get)
@@ -265,14 +265,14 @@ def test_verify_refuses_a_decision_before_the_settlement_is_final(partly, monkey
     closes = recorded(partly.folder).accounts[0].closes
     monkeypatch.setattr(accounts_module.time, "time", lambda: closes + 1)
     record_decision(partly.folder, Terms("100.00", "fit", "fenced", "PHI"))
-    scoring, rounds = partly.config.scoring, partly.rounds
-    assert len(decisions_of(forged(partly, lambda one: one), rounds, scoring)) == 1
+    config, rounds = partly.config, partly.rounds
+    assert len(decisions_of(forged(partly, lambda one: one), rounds, config)) == 1
 
     def unclosed(one):
         return None if one.kind == "settled" and one.body["final"] else one
 
     with pytest.raises(LedgerError, match="not final before it"):
-        decisions_of(forged(partly, unclosed), rounds, scoring)
+        decisions_of(forged(partly, unclosed), rounds, config)
 
 
 def test_what_the_missing_member_is_worth_is_unclaimed(partly, settled):
@@ -297,7 +297,7 @@ def test_a_run_that_was_not_settled(tmp_path):
     assert "too few members agree to the directions" in said("score", run.folder)
     with pytest.raises(UnsettledShares, match="--score ALPHA"):
         CliRunner().invoke(app, ["rewards", str(run.folder), "--budget", "9"], catch_exceptions=False)
-    assert "budget 9.00, rule shrunk" in said("rewards", run.folder, "--budget", "9", "--score", "ALPHA")
+    assert "budget 9.00 EUR, rule fenced" in said("rewards", run.folder, "--budget", "9", "--score", "ALPHA")
     assert "This run is not settled" in render(facts_of(run.folder))
     with pytest.raises(StoreError, match="too few members agree to the directions"):
         recorded(tmp_path / "settled" / "run")
@@ -348,11 +348,13 @@ def test_pseudonyms_hide_the_names_of_a_settled_run(settled, partly):
         assert f"{int(line['stated'][0]):,}" in page
 
 
-def lying(home, *, naming, detail="rounds"):
+def lying(home, *, naming, detail="rounds", **more):
     """A run in which client-1 states 7 units too many."""
     run = Federation(
         home, members=5, rounds=2,
-        settings={"scoring": {"method": "settled"}, "settlement": {"naming": naming, "detail": detail}},
+        settings={
+            "scoring": {"method": "settled"}, "settlement": {"naming": naming, "detail": detail}, **more
+        },
     )  # fmt: skip
 
     def lie(answer):
@@ -403,7 +405,7 @@ def test_nothing_is_paid_if_somebody_lied_and_nobody_is_named(tmp_path):
         return replace(one, body={**one.body, "despite_doubts": False}) if despite else one
 
     with pytest.raises(LedgerError, match="somebody stated a false number"):
-        decisions_of(forged(run, unsaid), run.rounds, run.config.scoring)
+        decisions_of(forged(run, unsaid), run.rounds, run.config)
 
 
 def test_trackers_follow_a_settled_run(settled):

@@ -583,7 +583,7 @@ def test_amounts_that_can_be_read_in_one_way(text, amount, currency):
     [
         (
             "10,000",
-            "'10,000' can be read as 10000 and as 10.000: write it without a mark for thousands or with",
+            "'10,000' can be read as 10000 and as 10.000: write it without a mark for thousands, such as",
         ),
         ("10.000", "'10.000' can be read as 10000 and as 10.000"),
         ("1.234 EUR", "'1.234 EUR' can be read as 1234 and as 1.234"),

@@ -57,7 +57,7 @@ WITHOUT_A_VALUE = [
     r"floor\(2R/3\)\+1 of the roster by default",  # see the table of sizes below
     r"^\| default \| everywhere where members report: rehearsals .* and Flower \| nowhere",  # see below
     r'^\| `"settled"`, the default if there is a gradient',  # tests/flower/test_settled.py
-    r"has a default under which older configs mean what they meant",
+    r"needs a default, words beside it in `config.py`",
     r'^default = "ours"$',
 ]
 
@@ -87,12 +87,12 @@ def test_the_recommended_choice_departs_from_the_defaults_where_it_says_so():
     (chosen,) = re.findall(r"^> \*\*(.*)\*\*$", text, re.MULTILINE)
     assert chosen == (
         "PHI of the expected accuracy, settled after the last round; the test set stays shut until then; "
-        "paid by the rule `shrunk`."
+        "paid by the rule `fenced`."
     )
     assert CONFIG.scoring.utilities[0] == "expected-accuracy"
     assert CONFIG.scoring.method == "both"
     assert "A rehearsal settles half of the test set and lets members report on\nthe other half" in text
-    assert argument(shares, "rule") == "fair"
+    assert argument(shares, "rule") == CONFIG.payment.rule == "fenced"
 
 
 def test_the_threshold_is_as_the_pages_state_it():
@@ -172,7 +172,7 @@ def test_what_the_fence_leaves_to_who_was_told_the_pool_is_the_committed_result(
     table = (ROOT / "experiments" / "tables" / "tab-cheat.md").read_text(encoding="utf-8")
     lines = table.partition("**CIFAR-10**")[2].partition("**Brain-MRI**")[0].splitlines()
     rows = {cells[1].strip(): cells for cells in (line.split("|") for line in lines) if len(cells) > 8}
-    place = [cell.strip() for cell in rows["what the cheat does"]].index("PHI paid by `shrunk`")
+    place = [cell.strip() for cell in rows["what the cheat does"]].index("PHI paid by `fenced`")
     share = rows["told the pool, length x 3"][place].partition("%")[0].strip()
     assert f"it took {share} % on CIFAR-10" in (ROOT / "docs" / "money.md").read_text(encoding="utf-8")
 

@@ -54,7 +54,8 @@ def test_whom_a_member_is_like_cannot_be_said_without_errors_or_of_too_many(monk
 
 def decided(rounds, terms):
     """The facts of a decision that rests on these rounds."""
-    decision = decide([SimpleNamespace(to_reports=lambda _, one=one: one) for one in rounds], terms)
+    told = [SimpleNamespace(to_reports=lambda _, one=one: one) for one in rounds]
+    decision = decide(told, terms, from_dict({}))
     settings = {**from_dict({}).as_dict(), "training": {"rounds": len(rounds)}}
     book = LedgerFacts({}, {}, (), (decision,), "0" * 64, 1)
     source = Source(tuple(rounds), rounds[0].clients, terms.missing, settings=settings, book=book)
@@ -68,7 +69,7 @@ def test_what_absence_cost_is_counted_with_the_errors_of_the_other_way():
         reports([0.01, 0.1], [0.001, 0.045], clients=("A", "B")),
         reports([0.01], [0.001], clients=("A",), silent=("B",), number=2),
     ]
-    facts = decided(rounds, Terms("120.00", "accuracy", missing="own-mean"))
+    facts = decided(rounds, Terms("120.00", "accuracy", rule="fair", missing="own-mean"))
     cost = facts.absence_cost("B")
     assert (cost.score, cost.other) == pytest.approx((0.2, 0.1))
     assert (cost.cents, cost.other_cents) == (10909, 10000)
@@ -76,7 +77,7 @@ def test_what_absence_cost_is_counted_with_the_errors_of_the_other_way():
 
 
 def test_what_absence_cost_is_counted_with_the_sketches_of_the_other_way():
-    """The rule "shrunk" reads errors from the sketches: at its own mean, B's are twice as large."""
+    """Errors are those of the sketches: at its own mean, B's are twice as large."""
     first = reports([0.1, 0.15, 0.3], [0.02] * 3, clients=tuple("ABC"))
     second = reports([0.1, 0.3], [0.02] * 2, clients=("A", "C"), silent=("B",), number=2)
     signs = 0.02 * np.array([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1]])
@@ -84,11 +85,11 @@ def test_what_absence_cost_is_counted_with_the_sketches_of_the_other_way():
         replace(first, sketch=signs, freedom=50),
         replace(second, sketch=signs[[0, 2]], freedom=50),
     ]
-    facts = decided(rounds, Terms("1000.00", "accuracy", rule="shrunk"))
+    facts = decided(rounds, Terms("1000.00", "accuracy", rule="fair"))
     total, other = facts.decision.total, accumulate(rounds, missing="own-mean")
     raw, sketch = np.array(total.raw), np.array(total.sketch)
     raw[1], sketch[:, 1] = other.raw[1], other.sketch[:, 1]
-    paid = payouts(shares(replace(total, values=raw, raw=raw, sketch=sketch), "shrunk"), "1000.00")
+    paid = payouts(shares(replace(total, values=raw, raw=raw, sketch=sketch)), "1000.00")
     assert facts.absence_cost("B").other_cents == 100 * paid["B"]
 
 
@@ -112,28 +113,30 @@ def told(member, alpha, terms):
 
 
 def test_a_smallest_share_is_named_beside_the_rule_it_bends():
-    text = told("C", [0.3, 0.2, -0.1], Terms("1000.00", "accuracy", floor=0.05))
+    text = told("C", [0.3, 0.2, -0.1], Terms("1000.00", "accuracy", rule="fair", floor=0.05))
     assert "**50.00** of 1,000.00" in text
     assert (
         "a member below zero earns nothing. By the terms of this decision, no member who reported has a "
         "share below 5.00%, whatever the score. The others gain or lose the difference in proportion."
     ) in text
-    assert "terms of this decision" not in told("C", [0.3, 0.2, -0.1], Terms("1000.00", "accuracy"))
+    assert "terms of this decision" not in told(
+        "C", [0.3, 0.2, -0.1], Terms("1000.00", "accuracy", rule="fair")
+    )
 
 
 def test_another_score_than_the_contribution_is_named():
-    text = told("A", [0.3, 0.1, 0.0], Terms("1000.00", "accuracy", score="LOO"))
+    text = told("A", [0.3, 0.1, 0.0], Terms("1000.00", "accuracy", rule="fair", score="LOO"))
     assert "What the shared model loses without your update (LOO), summed over rounds, is +0.3000;" in text
     assert "Shares are in proportion to the summed LOO;" in text
     assert "ontribution" not in text
-    text = told("A", [0.3, 0.1, 0.0], Terms("1000.00", "accuracy"))
+    text = told("A", [0.3, 0.1, 0.0], Terms("1000.00", "accuracy", rule="fair"))
     assert "Your contribution, summed over rounds, is +0.3000;" in text
     assert "Your contribution is +0.3000 ± 0.0196" in text
 
 
 def test_the_cent_left_over_is_in_no_share():
     """Thirds of 100.00: the first has 33.34, for a share of 33.33%."""
-    text = told("A", [0.1, 0.1, 0.1], Terms("100.00", "accuracy"))
+    text = told("A", [0.1, 0.1, 0.1], Terms("100.00", "accuracy", rule="fair"))
     assert "**33.34** of 100.00, for a share of 33.33%, by the rule “fair”." in text
 
 

@@ -163,7 +163,7 @@ def test_shares_are_refused_with_the_reason():
 def test_shares_are_those_that_would_be_paid():
     rounds = [reports(), reports(2)]
     found = facts_from(rounds)
-    assert {one.client: one.share for one in found.standings} == dict(shares(found.total, "shrunk"))
+    assert {one.client: one.share for one in found.standings} == dict(shares(found.total))
 
 
 def test_who_was_silent_is_said_and_the_last_round_has_no_fp():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmerit.config import from_dict
+from fedmerit.config import Payment, from_dict
 from fedmerit.errors import InputError, MissingExtra
 from fedmerit.report.exports import curves, replay, summary_of, tracked, tracker
 from fedmerit.scoring.accumulate import accumulate
@@ -71,7 +71,7 @@ def test_without_a_settlement_the_summary_is_that_of_the_reports(tmp_path):
     recorder = Recorder()
     with tracked(lambda step: None, tmp_path / "run", REPORTED, [recorder]) as watch:
         run(REPORTED, tmp_path / "run", watch=watch)
-    divided = shares(accumulate(read_content(tmp_path / "run" / "scores.json").rounds), "shrunk")
+    divided = shares(accumulate(read_content(tmp_path / "run" / "scores.json").rounds))
     assert {f"share/{name}": value for name, value in divided.items()}.items() <= recorder.told[-1][1].items()
 
 
@@ -111,7 +111,7 @@ def test_a_round_without_scores_adds_no_point(tmp_path):
 
 def test_where_nothing_can_be_divided_the_summary_has_no_shares():
     harm = Reports(empty=1, grand=0, alone=[0, 0], without=[1, 1], clients=["A", "B"])
-    assert summary_of([harm]) == {"total contribution/A": -1.0, "total contribution/B": -1.0}
+    assert summary_of([harm], Payment()) == {"total contribution/A": -1.0, "total contribution/B": -1.0}
     assert curves([harm])["model/utility"] == 0
 
 

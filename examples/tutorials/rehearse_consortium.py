@@ -110,8 +110,8 @@ fedmerit("run", "ours.toml", "--out", "first")
 # ## Divide a budget
 #
 # The decision becomes a record of the ledger, and every member gets a statement: what it did, what it
-# earns, what absence cost it, how sure that is. Without `--rule`, members who cannot be told apart are paid
-# nearly the same (`shrunk`).
+# earns, what absence cost it, how sure that is. The terms are those of the settings (`[payment]`), which all
+# members signed before the first round.
 
 fedmerit("rewards", "first", "--budget", "25000.00")
 print(Path("first/statements/Dale.md").read_text())
@@ -139,7 +139,7 @@ fedmerit("page", "first", "--pseudonyms", "--out", "board.html")
 # ## Then ask what would change the answer
 #
 # Run again with another seed: intervals cover the sampling error of the test set, not what another training
-# would give. Try `scoring.game=renormalised`, `scoring.missing=own-mean`, another paid utility. If the
+# would give. Try `scoring.game=renormalised`, `payment.missing=own-mean`, another paid utility. If the
 # ranking changes, the consortium should know before money depends on it.
 #
 #     fedmerit run ours.toml --out second --set run.seed=1

@@ -165,11 +165,10 @@ for r in rounds:
 # ## Payouts
 #
 # A rule turns scores into shares, and shares into cents that add up to the budget exactly. `fair` follows
-# the scores, `shrunk` pays members who cannot be told apart nearly the same and limits what an exaggerated
-# report can earn, `impartial` lets nobody's own report touch its own share, at the price of nearly equal
-# shares and a part that stays unpaid.
+# the scores, `fenced` limits what an exaggerated report can earn, `impartial` lets nobody's own report touch
+# its own share, at the price of nearly equal shares and a part that stays unpaid.
 
-for rule in ("fair", "shrunk", "impartial"):
+for rule in ("fair", "fenced", "impartial"):
     paid = fm.payouts(fm.shares(total, rule), budget="10000.00")
     assert sum(paid.values()) + paid.unpaid == paid.budget
     print(

@@ -198,7 +198,6 @@ class Scoring:
         "for rmse-skill and mae-skill: the error, in the unit of y, from which on an answer counts as 0",
     )
     game: Literal["additive", "renormalised"] = setting("additive")
-    missing: Literal["zero", "own-mean"] = setting("zero", "what a missed round counts in the sum")
     visibility: Literal["all", "coordinator"] = setting(
         "all", "coordinator: each member sees only its own numbers and the totals"
     )
@@ -214,6 +213,30 @@ class Scoring:
         (),
         '"mr-shapley", "round-shapley", "shapley": over all rounds, of the last round, retrained',
         above="these need plain updates, so the run is marked as an analysis",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Payment:
+    """How members are paid. Members sign it with the other settings, before anybody knows a score."""
+
+    rule: Literal["fenced", "fair", "impartial", "equal"] = setting(
+        "fenced",
+        "fair | impartial | equal",
+        above="`fedmerit rewards` pays by these terms; any other terms are recorded and shown as a departure",
+    )
+    score: Literal["auto", "PHI", "ALPHA", "LOO", "IOI", "COS", "MERIT"] = setting(
+        "auto", "auto: PHI where members settle, ALPHA where they report"
+    )
+    missing: Literal["zero", "own-mean"] = setting("zero", "what a missed round counts in the sum")
+    equal: float = setting(
+        0.0, "part of the budget that is divided equally among members who are not surely below zero"
+    )
+    floor: float = setting(0.0, "smallest share of a member who has a score")
+    cap: float = setting(1.0, "largest share of a member")
+    currency: str = setting("EUR", "of the budget: a code such as EUR, or a sign such as $")
+    forfeit: float = setting(
+        1.0, "part of its share that a member loses if the settlement names it for a lie; it stays unpaid"
     )
 
 
@@ -259,13 +282,7 @@ class ReportSettings:
     title: str = setting("", "such as Lung nodules 2026")
     consortium: str = setting("", "who trains together")
     date: str = setting("", "a day such as 2026-11-30; a decision without one is of the day it is made")
-    currency: str = setting("", "of the budget: a code such as EUR, or a sign such as $")
     language: Literal["en", "de"] = setting("en", "of page and statements")
-
-    @property
-    def heading(self) -> Heading:
-        """Title, consortium, date and currency."""
-        return Heading(self.title, self.consortium, self.date, self.currency)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +297,7 @@ class Config:
     participation: Participation = Participation()
     scoring: Scoring = Scoring()
     settlement: Settlement = Settlement()
+    payment: Payment = Payment()
     secure_aggregation: SecureAggregation = SecureAggregation()
     run: RunSettings = RunSettings()
     report: ReportSettings = ReportSettings()
@@ -338,6 +356,18 @@ class Config:
     def settles(self) -> bool:
         """Whether members settle after the last round."""
         return self.scoring.method != "reports"
+
+    @property
+    def heading(self) -> Heading:
+        """Title, consortium, date and currency."""
+        return Heading(self.report.title, self.report.consortium, self.report.date, self.payment.currency)
+
+    @property
+    def paid_score(self) -> str:
+        """The score that members are paid by according to these settings."""
+        if self.payment.score != "auto":
+            return self.payment.score
+        return "PHI" if self.settles else "ALPHA"
 
     @property
     def word_bytes(self) -> Literal[4, 8]:

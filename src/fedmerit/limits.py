@@ -12,6 +12,7 @@ from fedmerit.errors import ConfigError, KeyFileError
 from fedmerit.heading import wrong
 from fedmerit.identity import check_names
 from fedmerit.notes import meant
+from fedmerit.scoring.rewards import SELF_REPORTED
 from fedmerit.secagg.setting import LEAST_IN_SUM
 from fedmerit.secagg.setting import STAGES as SUM_STAGES
 from fedmerit.toml_values import written
@@ -37,6 +38,10 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "training.weight_cap": (1, 2**32 - 1, "1 to 2^32 - 1"),
     "participation.fraction": (1e-12, 1, "a number above 0, at most 1"),
     "scoring.scale": (0, math.inf, "0 or more"),
+    "payment.equal": (0, 1, "a part from 0 to 1"),
+    "payment.floor": (0, 1, "a share from 0 to 1"),
+    "payment.cap": (0, 1, "a share from 0 to 1"),
+    "payment.forfeit": (0, 1, "a part from 0 to 1"),
     "settlement.blocks": (2, 64, "2 to 64 blocks"),
     "settlement.window_days": (0, 36_500, "0 to 36500 days"),
     "secure_aggregation.bound": (1e-300, math.inf, "a number above 0"),
@@ -124,12 +129,47 @@ def check(config: Config) -> None:
                     "scoring.visibility",
                     f'"coordinator" contradicts {path}, which would tell every member about the others',
                 )
-    for key in ("title", "consortium", "date", "currency"):
-        if expected := wrong(key, given := getattr(config.report, key)):
-            raise ConfigError.at(f"report.{key}", f"expected {expected}, got {given!r:.100}")
+    for section, key in (
+        ("report", "title"),
+        ("report", "consortium"),
+        ("report", "date"),
+        ("payment", "currency"),
+    ):
+        if expected := wrong(key, given := getattr(getattr(config, section), key)):
+            raise ConfigError.at(f"{section}.{key}", f"expected {expected}, got {given!r:.100}")
     if config.training.roster_weights and config.training.weights != "roster":
         raise ConfigError.at("training.roster_weights", 'only with training.weights = "roster"')
     _check_method(config)
+    _check_payment(config)
+
+
+def _check_payment(config: Config) -> None:
+    """Refuse terms of payment by which nobody could ever be paid."""
+    terms, paid = config.payment, config.paid_score
+    if paid == "PHI" and not config.settles:
+        raise ConfigError.at("payment.score", "PHI needs scoring.method = 'settled' or 'both'")
+    if paid != "PHI" and not config.reports:
+        raise ConfigError.at("payment.score", f"{paid} needs reports, but scoring.method is 'settled'")
+    if paid == "MERIT" and not config.scoring.solo:
+        raise ConfigError.at("payment.score", "MERIT needs scoring.solo = true")
+    if terms.equal and terms.rule not in ("fair", "fenced"):
+        raise ConfigError.at(
+            "payment.equal", f"expected 0 with payment.rule = {terms.rule!r}, got {terms.equal}"
+        )
+    if terms.rule == "impartial" and paid not in SELF_REPORTED:
+        raise ConfigError.at(
+            "payment.rule",
+            f"'impartial' needs a score that members report ({', '.join(sorted(SELF_REPORTED))}), got {paid}",
+        )
+    members = len(config.clients)
+    if config.resolved and not terms.floor * members <= 1 + 1e-12:
+        raise ConfigError.at(
+            "payment.floor", f"expected at most 1/{members} for {members} members, got {terms.floor}"
+        )
+    if config.resolved and not terms.cap * members >= 1 - 1e-12:
+        raise ConfigError.at(
+            "payment.cap", f"expected at least 1/{members} for {members} members, got {terms.cap}"
+        )
 
 
 def _check_own(config: Config) -> None:

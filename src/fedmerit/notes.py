@@ -132,7 +132,7 @@ NAMES = frozenset({"client", "other", "clients"})
 """Keys of values that are members' names."""
 PLAIN = frozenset({
     "score", "status", "utility", "rule", "decided", "used", "zero", "noise", "doubt", "doubts", "holder",
-    "what", "head", "hash", "file", "money", "currency", "until",
+    "what", "head", "hash", "file", "money", "currency", "until", "term", "signed",
     "python", "version", "system", "extra", "packages", "gpu", "clock",
 })  # fmt: skip
 """Keys of values that never contain a member's text: our own words, hashes, amounts, names of utilities."""

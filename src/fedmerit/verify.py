@@ -19,11 +19,12 @@ from fedmerit.ledger.account import Account, account_of, accounts_of
 from fedmerit.ledger.chain import START, Copy, Ledger, Record, Records, verify_chain
 from fedmerit.ledger.decisions import (
     Decision,
+    Departure,
     OwnPart,
     Terms,
     decide,
     decisions_of,
-    money,
+    departs,
     own_parts,
 )
 from fedmerit.ledger.forms import check_forms, check_rounds
@@ -44,7 +45,7 @@ from fedmerit.ledger.records import (
     unreported,
 )
 from fedmerit.ledger.settled import settlement_of
-from fedmerit.notes import Note, planted, words
+from fedmerit.notes import Note, formatted, planted, words
 from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.outcome import Round
 from fedmerit.protocol.pool import least_shown
@@ -439,7 +440,6 @@ class _Checked:
         self.run, self.config = run_and_config(ledger, signed=self.signed)
         with reading(self.records[0]):
             self.keys = list(about_keys(self.run, self.config, own, name))
-        scoring = self.config.scoring
         self.member = member
         self.reader = reader_of(self.records, self.config.clients, member)
         self.places = places_of(self.records)
@@ -453,9 +453,9 @@ class _Checked:
         self.decisions: list[Decision] = []
         self.own: list[OwnPart] = []
         if self.reader is None:
-            self.decisions = decisions_of(ledger, self.rounds, scoring, earlier)
+            self.decisions = decisions_of(ledger, self.rounds, self.config, earlier)
         else:
-            self.own = own_parts(ledger, self.reader, self.rounds, scoring, earlier)
+            self.own = own_parts(ledger, self.reader, self.rounds, self.config, earlier)
         self.earlier = {run.id: run for run in earlier}
         resting = [*(one.after for one in self.decisions), *(part.after for part in self.own)]
         named = {run for after in resting for run, _ in after}
@@ -473,7 +473,7 @@ class _Checked:
         for record, one in zip(closing, rounds, strict=True):
             with reading(record):
                 check_server(one, max(1, least_shown(pool)))
-        check_stated(self.records, rounds, self.config.scoring, self.reader)
+        check_stated(self.records, rounds, self.config, self.reader)
         return rounds
 
     def lines(self, head: str | None, heads: str | Path | None, *, judged: bool) -> Iterator[Note]:
@@ -555,6 +555,7 @@ class _Checked:
             if self.member is not None:
                 amount = one.paid.by_client.get(self.member, Decimal(0))
                 mine = Note("payouts-mine", amount=amount, currency=currency, client=self.member)
+            yield _terms_line(one.number, one.departures)
             yield from self._about_runs(one.number, one.after)
             yield Note(
                 "payouts" if one.recomputed else "payouts-unchecked",
@@ -574,13 +575,14 @@ class _Checked:
                 yield Note("despite-any", decision=one.number)
         made = {record.body["decision"]: record.body for record in self.records if record.kind == "decision"}
         for part in self.own:
+            yield _terms_line(part.number, part.departures)
             yield from self._about_runs(part.number, part.after)
             stated = "payout-stated" if part.given else "payout-unchecked"
             yield Note(
                 "payout" if part.recomputed else stated,
                 decision=part.number,
                 after=self._after(made[part.number]["rounds"]),
-                money=money(part.cents),
+                money=formatted(part.amount, ","),
                 client=self.reader,
             )
             if made[part.number].get("despite_doubts"):
@@ -643,6 +645,13 @@ def keys_of(record: Record) -> Mapping[str, bytes]:
 # A payout decision is recorded in the run's ledger and signed with the server's key in the run folder.
 
 
+def _terms_line(decision: int, found: Sequence[Departure]) -> Note:
+    """Return the line on whether a decision pays by the terms that members signed."""
+    if told := departs(found):
+        return Note("terms-departed", decision=decision, departs=told)
+    return Note("terms-kept", decision=decision)
+
+
 def record_decision(
     path: Path, terms: Terms, after: Sequence[Path] = (), heading: Heading | None = None
 ) -> tuple[Decision, bool]:
@@ -652,7 +661,7 @@ def record_decision(
         path: the run folder.
         terms: terms of the decision.
         after: folders of the runs before this one, in order, if the decision is about their rounds too.
-        heading: title, consortium, date and currency; what it leaves empty is as in the settings (report),
+        heading: title, consortium, date and currency; what it leaves empty is as in the settings,
             and a date that neither names is today's.
 
     Returns:
@@ -668,7 +677,7 @@ def record_decision(
     config, earlier = of_folder(path), _earlier(after, None, None)
     with Folder(path, config, resume=True) as folder:
         whole = joined([*earlier, part_of(folder.ledger)])
-        before = decisions_of(folder.ledger, rounds_of(folder.ledger), config.scoring, earlier)
+        before = decisions_of(folder.ledger, rounds_of(folder.ledger), config, earlier)
         if terms.score != "PHI":
             found = doubts(
                 scored_in(whole, terms.utility), game=config.scoring.game, metrics=config.scoring.whole
@@ -676,15 +685,15 @@ def record_decision(
             check_payable(found, terms.rule, despite=terms.despite_doubts)
         journal = Journal(folder.ledger, _signer(path, folder.ledger))
         account = _closed(folder.ledger, journal, config) if terms.score == "PHI" else None
-        game, metrics = config.scoring.game, config.scoring.whole
-        made = decide(whole, terms, before, game=game, metrics=metrics, after=earlier, account=account)
-        named = (heading or Heading()).over(config.report.heading)
+        named = (heading or Heading()).over(config.heading)
+        terms = replace(terms, currency=terms.currency or named.currency)
+        made = decide(whole, terms, config, before, after=earlier, account=account)
         made = replace(made, heading=named.over(Heading(date=datetime.now(UTC).date().isoformat())))
         if before and _repeats(before[-1], made, dated=bool(named.date)):
             return before[-1], False
         place = 0
         with folder.ledger.transaction():
-            for kind, body in made.records(config.scoring):
+            for kind, body in made.records(config.scoring.visibility):
                 written = journal.write(SERVER, kind, body)
                 place = place or written.seq
         return replace(made, record=place), True
@@ -723,7 +732,7 @@ def read_run(path: Path, after: Sequence[Path] = ()) -> tuple[list[Round], list[
     """Return the rounds, decisions and head of a run that has been verified; ``after`` as above."""
     config, earlier = of_folder(path), [part_of(snapshot(one / LEDGER)) for one in after]
     with Ledger(path / LEDGER, read_only=True) as ledger:
-        decisions = decisions_of(ledger, rounds_of(ledger), config.scoring, earlier)
+        decisions = decisions_of(ledger, rounds_of(ledger), config, earlier)
         return list(joined([*earlier, part_of(ledger)])), decisions, ledger.head
 
 

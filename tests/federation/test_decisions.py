@@ -155,10 +155,10 @@ def a_share_to_a_friend(body):
         (a_share_to_a_friend, "share of client-0: states"),
         (put(budget="2000.00"), "cents of client-0"),
         (put(budget="1000.001"), "at most 2 decimals"),
-        (put(rule="equal"), "share of client-0"),
+        (put(rule="equal", departures=["rule"]), "share of client-0"),
         (put(rule="generous"), "rule must be one of"),
-        (put(missing="own-mean"), "share of"),
-        (put(score="LOO"), "share of"),
+        (put(missing="own-mean", departures=["missing"]), "share of"),
+        (put(score="LOO", departures=["score"]), "share of"),
         (put(utility="accuracy"), "share of|the positive part of ALPHA"),
         (put(utility="fame"), "not a record of its kind: KeyError"),
         (put(decision=2), "expected decision 1"),
@@ -180,44 +180,27 @@ def test_a_decision_that_does_not_follow_is_named(folder, edit, message):
     assert str(caught.value).startswith(f"record {made.record} (decision by server): ")
 
 
-def pull(**values):
-    return lambda body: body["pull"].update(values)
+def fence(**values):
+    return lambda body: body["fence"].update(values)
 
 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (pull(factor=exact(0.5)), "pull.factor: states .*, the scores give"),
-        (pull(fence=exact(0.9)), "pull.fence: states"),
-        (pull(more=exact(0.9)), "pull: expected factor, mean, fence"),
-        (lambda body: body.pop("pull"), "pull: expected factor, mean, fence"),
-        (put(pull=3), "not a record of its kind"),
-        (put(formula=3), "formula: expected 1 to 2, got 3"),
-        (put(formula=True), "formula: expected 1 to 2, got True"),
-        (put(formula=1), "formula must be 2, or 1 for decisions of earlier versions"),
+        (fence(rest=exact(0.5)), "fence.rest: states .*, the scores give"),
+        (fence(fence=exact(0.9)), "fence.fence: states"),
+        (fence(more=exact(0.9)), "fence: expected fence, rest"),
+        (lambda body: body.pop("fence"), "fence: expected fence, rest"),
+        (put(fence=3), "not a record of its kind"),
     ],
 )
-def test_the_numbers_behind_shrunk_are_recomputed(folder, edit, message):
-    made, _ = record_decision(folder, Terms("1000.00", PAID, rule="shrunk"))
+def test_the_numbers_behind_fenced_are_recomputed(folder, edit, message):
+    made, _ = record_decision(folder, Terms("1000.00", PAID))
     assert lines(folder)
     as_server(folder, lambda kind, body: edit(body) if kind == "decision" else None)
     with pytest.raises(LedgerError, match=message) as caught:
         lines(folder)
     assert caught.value.record == made.record
-
-
-def test_a_decision_of_an_earlier_version_is_recomputed_by_its_formula(folder):
-    """It has no field for the version of its formulas, and the fence was another one."""
-    before, _ = record_decision(folder, Terms("1000.00", PAID, rule="fenced", formula=1))
-    as_server(folder, lambda kind, body: body.pop("formula") if kind == "decision" else None)
-    _, (again,), _ = read_run(folder)
-    assert (again.terms.formula, dict(again.paid)) == (1, dict(before.paid))
-    assert "the formula of an earlier version" in as_markdown(
-        facts_of(folder, OPEN, rule="fenced", formula=1), "client-0"
-    )
-    after, new = record_decision(folder, Terms("1000.00", PAID, rule="fenced"))
-    assert new
-    assert after.shares.pull is not None
 
 
 # -------------------------------------------------------------------------------------------- statements
@@ -249,7 +232,7 @@ def test_a_statement_says_what_one_did_earns_and_missed(folder):
     text, told = as_markdown(facts, "client-1"), as_dict(facts, "client-1")
     assert "In 2 of 3 rounds your update was in the sum and your report counted." in text
     assert "Round 2: you were not on the list of participants." in text
-    assert f"**{told['cents'] // 100}.{told['cents'] % 100:02d}** of 1,000.00" in text
+    assert f"**{told['cents'] // 100}.{told['cents'] % 100:02d}\xa0EUR** of 1,000.00" in text
     assert "This is an estimate" in text
     assert told["head"] in text
     silent = as_markdown(facts, "client-3")
@@ -307,8 +290,7 @@ def test_who_never_reported_is_told_so_and_earns_nothing(tmp_path):
     text = as_markdown(facts, "client-1")
     assert as_dict(facts, "client-1")["cents"] == 0
     assert (
-        "**0.00** of 1,000.00: you never reported. Without a report there is no score, and no rule pays."
-        in text
+        "**0.00\xa0EUR** of 1,000.00\xa0EUR: you never reported. Without a report there is no score, " in text
     )
     assert "You have no report in any round" in text
     assert "No standard errors" not in text
@@ -328,7 +310,7 @@ def test_a_decision_before_the_end_says_after_which_round(tmp_path):
         run(config, folder, watch=stop)
     result = CliRunner().invoke(app, ["rewards", str(folder), "--budget", "10", "--rule", "equal"])
     said = "WARNING: the run is not over: this pays for 1 of 3 rounds; a later decision can replace it"
-    assert result.output.startswith(said)
+    assert said in result.output
     text = (folder / "statements" / "client-1.md").read_text()
     assert "Decision 1, after 1 of 3 rounds (the run was not over), with 4 members." in text
     run(config, folder, resume=True)
@@ -336,7 +318,7 @@ def test_a_decision_before_the_end_says_after_which_round(tmp_path):
     (mine,) = [line for line in lines(copy_for(folder, "client-1"), member="client-1") if "payouts" in line]
     assert "decision 1, after round 1 of 3: 2.50 for client-1" in mine
     result = CliRunner().invoke(app, ["rewards", str(folder), "--budget", "10", "--rule", "equal"])
-    assert "WARNING" not in result.output
+    assert result.output.count("WARNING") == 1  # the departure
     paid = [line for line in lines(folder) if line.startswith("payouts")]
     assert ["after round" in line for line in paid] == [True, False]
 
@@ -355,14 +337,14 @@ def test_where_only_the_coordinator_sees_all_a_statement_names_nobody_else(close
 # ------------------------------------------------------------------------- only the coordinator sees all
 
 
-@pytest.mark.parametrize("rule", ["fair", "shrunk", "fenced", "impartial", "equal"])
+@pytest.mark.parametrize("rule", ["fair", "fenced", "impartial", "equal"])
 def test_a_member_recomputes_its_own_scores_and_cents_from_its_own_copy(closed, rule):
     made, _ = record_decision(closed, Terms("1000.01", PAID, rule=rule))
     whole = lines(closed)
     assert any("decision 1" in line for line in whole)
     for member in CLOSED.clients:
         told = lines(copy_for(closed, member), member=member)
-        amount = f"{made.paid[member]:,.2f} for {member}"
+        amount = f"{made.paid[member]:,} for {member}"
         assert f"scores: {member}'s follow from its own reports; nobody else's were recomputed" in told
         (line,) = [line for line in told if line.startswith("payouts")]
         assert amount in line
@@ -413,7 +395,7 @@ def test_a_copy_and_the_ledger_have_the_same_digests_signatures_and_seals(closed
 def test_totals_are_those_of_the_reports(closed):
     with Ledger(closed / "ledger.sqlite", read_only=True) as ledger:
         rounds = rounds_of(ledger)
-    told = totals(rounds[-1], running(rounds, CLOSED.scoring))[PAID]
+    told = totals(rounds[-1], running(rounds, CLOSED))[PAID]
     reports = rounds[-1].to_reports(PAID)
     alphas = (reports.alone - reports.empty + reports.grand - reports.without) / 2
     facts = told["round"]
@@ -495,31 +477,28 @@ def test_a_member_finds_out_from_its_copy_when_its_own_part_does_not_follow(clos
 
 
 @pytest.mark.parametrize(
-    ("rule", "name", "change", "message"),
+    ("name", "change", "message"),
     [
-        ("shrunk", "positive", lambda x: 2 * x, "pull.positive: states .* the totals give"),
-        ("shrunk", "mean", lambda x: 2 * x, "pull.mean: states"),
-        ("shrunk", "fence", lambda x: x / 2, "pull.fence: states"),
-        ("shrunk", "factor", lambda x: x / 2, "pull.rest: states"),
-        ("shrunk", "counted", lambda x: 2 * x, "pull: expected a factor"),
-        ("fenced", "factor", lambda x: x / 2, "pull.factor: expected 1"),
+        ("positive", lambda x: 2 * x, "fence.positive: states .* the totals give"),
+        ("fence", lambda x: x / 2, "fence.fence: states"),
+        ("counted", lambda x: 2 * x, "fence: expected a positive sum"),
     ],
 )
-def test_a_member_finds_numbers_of_a_rule_that_contradict_the_totals(closed, rule, name, change, message):
+def test_a_member_finds_numbers_of_a_rule_that_contradict_the_totals(closed, name, change, message):
     """With a doubled sum, say, a server could halve all shares and give the rest to a friend."""
-    record_decision(closed, Terms("1000.00", PAID, rule=rule))
+    record_decision(closed, Terms("1000.00", PAID))
     lines(copy_for(closed, "client-2"), member="client-2")
 
     def edit(kind, body):
         if kind == "decision":
-            body["pull"][name] = exact(change(number(body["pull"][name])))
+            body["fence"][name] = exact(change(number(body["fence"][name])))
 
     as_server(closed, edit, CLOSED)
     with pytest.raises(LedgerError, match=message):
         lines(copy_for(closed, "client-2"), member="client-2")
 
 
-@pytest.mark.parametrize("rule", ["fair", "fenced", "shrunk"])
+@pytest.mark.parametrize("rule", ["fair", "fenced"])
 @pytest.mark.parametrize("raw", [[1.0, 0.5, 3e-12], [1.0, 0.5, 1e-3, 1e-3 + 1.5e-10], [50.0, 1.0, 1e-11]])
 @pytest.mark.parametrize("error", [None, 0.01])
 def test_a_member_accepts_its_share_where_only_rounding_parts_its_score_from_another(rule, raw, error):
@@ -528,10 +507,10 @@ def test_a_member_accepts_its_share_where_only_rounding_parts_its_score_from_ano
     total = Scores(score="ALPHA", clients=names, values=raw, raw=raw, gain=1.0, stderr=stderr)
     terms = Terms("1.00", PAID, rule=rule)
     divided = terms.divide(total)
-    pulled = {} if divided.pull is None else {"pull": decisions._pull(divided.pull)}
-    body = {"status": "ok", "totals": decisions._totals(total, divided, "1.00"), **pulled}
+    behind = {} if divided.fence is None else {"fence": decisions._fence(divided.fence)}
+    body = {"status": "ok", "totals": decisions._totals(total, divided, terms), **behind}
     for name, own in total.as_dict().items():
-        expected, near = decisions._own_share(own, body, terms), decisions._rounding(own, body["totals"])
+        (expected,), near = decisions._own_shares(own, body, terms), decisions._rounding(own, body["totals"])
         assert expected == pytest.approx(divided[name], rel=1e-9, abs=near)
         assert near <= 1e-9
 

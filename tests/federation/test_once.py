@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmerit.config import Scoring
+from fedmerit.config import from_dict
 from fedmerit.identity import exact
 from fedmerit.ledger import records
 from fedmerit.ledger.records import running, stated
@@ -129,8 +129,7 @@ def drawn(seed: int, count: int) -> list[Reports]:
 @given(seed=st.integers(0, 1000), count=st.integers(1, 12))
 def test_running_sums_are_to_the_bit_those_of_all_rounds_at_once(missing, seed, count):
     rounds = drawn(seed, count)
-    scoring = Scoring(utilities=("fit",), missing=missing)
-    sums = running((), scoring)
+    sums = running((), from_dict({"scoring": {"utilities": ["fit"]}, "payment": {"missing": missing}}))
     for place, reports in enumerate(rounds, start=1):
         sums["fit"].add(Drawn(reports))
         whole = accumulate(rounds[:place], missing=missing)

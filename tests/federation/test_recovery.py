@@ -92,7 +92,7 @@ def test_a_server_that_dies_in_the_settlement_loses_nothing(tmp_path, honest, ex
         assert sorted(who for who, _ in bodies(federation, kind)) == [*federation.names], kind
     assert [len(bodies(federation, kind)) for kind in ("opening", "settled", "end")] == [1, 1, 1]
     assert f"settlement: {ROUNDS} of {ROUNDS} equations hold" in federation.verified()
-    record_decision(federation.folder, Terms("10.00", "fit", "shrunk", "PHI"))
+    record_decision(federation.folder, Terms("10.00", "fit", "fenced", "PHI"))
 
 
 @pytest.mark.parametrize("exchange", ["advertise", "share", "train", "check", "unmask"])
@@ -462,7 +462,7 @@ def test_a_settlement_that_was_closed_and_paid_by_stays_closed_when_another_serv
     with federation.taken_up():  # as `fedmerit settle close` does
         made = Clearing(federation.coordinator, federation.gradient, federation.archive)
         closed = made.close(bodies(federation, "settled")[0][1]["closes"] + 1)
-    record_decision(federation.folder, Terms("10.00", "fit", "shrunk", "PHI"))
+    record_decision(federation.folder, Terms("10.00", "fit", "fenced", "PHI"))
     if back:
         federation.reaches = lambda name, ask: True
     before = len(federation.passed)

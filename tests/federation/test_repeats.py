@@ -129,7 +129,7 @@ def test_one_training_twice_is_refused(pair, tmp_path):
         ("run.seed=1", "settings", "0", "1"),
         ('corruption.label_flip=["client-1"]', "settings", "[]", "['client-1']"),
         ("scoring.game=renormalised", "scoring", "'additive'", "'renormalised'"),
-        ("scoring.missing=own-mean", "scoring", "'zero'", "'own-mean'"),
+        ("payment.missing=own-mean", "scoring", "'zero'", "'own-mean'"),
         ("scoring.utilities=['brier']", "scoring", "['expected-accuracy', 'accuracy']", "['brier']"),
         (
             "partition.names=['A', 'B', 'C', 'D']", "members",

@@ -313,11 +313,11 @@ def test_an_unsigned_ledger_that_is_consistent_but_no_longer_fits_the_files(plai
     """Whoever rewrites report and stated scores must rewrite the files too, and then the head differs."""
     change_one(plain, "report", nicer, which=2)
     with Ledger(plain / "ledger.sqlite", read_only=True) as ledger:
-        rounds, scoring = rounds_of(ledger), config_of(ledger).scoring
+        rounds, config = rounds_of(ledger), config_of(ledger)
 
     def stated_anew(_, author, kind, body):
         if kind == "scores":
-            ((_, body),) = after_round(rounds[: body["round"]], scoring)
+            ((_, body),) = after_round(rounds[: body["round"]], config)
         return [(author, kind, body)]
 
     rewrite(plain, stated_anew)

@@ -49,10 +49,13 @@ def test_a_headline_counts_members_without_a_score(tmp_path):
     decide(folder, rule="equal")
     facts = facts_of(folder)
     assert facts.unscored == ("client-4",)
-    assert text.title(facts) == "Four of five members are paid the same: 250.00 each; client-4 gets nothing"
+    assert (
+        text.title(facts)
+        == "Four of five members are paid the same: 250.00\xa0EUR each; client-4 gets nothing"
+    )
     with speaking("de"):
         assert text.title(facts).endswith(
-            "Mitgliedern erhalten gleich viel: je 250,00; client-4 erhält nichts"
+            "Mitgliedern erhalten gleich viel: je 250,00\xa0EUR; client-4 erhält nichts"
         )
     table = money.decided(facts)
     assert {line.client for line in table.lines if line.amount == "0.00"} == {"client-4"}
@@ -110,7 +113,7 @@ def test_a_liar_is_named_in_its_reason_and_its_statement(tmp_path):
     run.run()
     made = decide(run.folder, score="PHI")
     why = money.reasons(facts_of(run.folder))
-    assert why[LIAR].endswith("; stated a false number")
+    assert why[LIAR].endswith("; stated a false number; loses 100% of its share")
     assert not any("false" in reason for name, reason in why.items() if name != LIAR)
     facts = statement_facts(run.folder, made)
     said = as_markdown(facts, LIAR)

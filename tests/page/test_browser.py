@@ -106,7 +106,7 @@ def test_a_turned_phone_redraws(written, opened):
     assert tab.evaluate("document.documentElement.scrollWidth") <= 800
 
 
-@pytest.mark.parametrize("rule", ["fair", "shrunk", "fenced", "impartial", "equal"])
+@pytest.mark.parametrize("rule", ["fair", "fenced", "impartial", "equal"])
 def test_payouts_are_those_of_fedmerit_to_the_cent(run_folder, written, opened, rule):
     total = accumulate(facts_of(run_folder).source.rounds)
     divided = shares(total, rule)
@@ -150,7 +150,7 @@ def test_equal_remainders_go_by_name_as_in_fedmerit(opened, tmp_path):
     tab = opened(target)
     for budget in ("2.04", "0.03", "1.01", "24.00", "10000.01"):
         tab.fill("#budget", budget)
-        expected = payouts(shares(accumulate(rounds), "shrunk"), budget)
+        expected = payouts(shares(accumulate(rounds), "fenced"), budget)
         assert paid(tab)[0] == {name: f"{amount:,.2f}" for name, amount in expected.items()}
 
 
@@ -268,7 +268,7 @@ def test_no_number_breaks_and_no_name_into_crumbs(tmp_path, opened, width):
 def decided(run_folder, tmp_path_factory):
     """The page of a run with a decision, as a file; and the decision."""
     folder = shutil.copytree(run_folder, tmp_path_factory.mktemp("decided") / "run")
-    terms = Terms("1000.00", "expected-accuracy", rule="shrunk")
+    terms = Terms("1000.00", "expected-accuracy", rule="fenced")
     made, _ = record_decision(folder, terms, heading=Heading("Nodules", currency="EUR"))
     path = folder / "page.html"
     path.write_text(page(folder), encoding="utf-8")

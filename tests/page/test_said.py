@@ -283,9 +283,12 @@ def test_a_decision_is_shown_before_what_another_would_pay(folder):
     assert said.index("1 What is each member paid?") < said.index("2 Who contributed what")
     opening, decided = said.split("1 What is each member paid?")
     decided, other = decided.split("What would another budget or rule pay?")
-    assert "Decision 2 is in force: it divides 25,000.00 by the rule “fenced”, after three rounds." in opening
+    assert (
+        "Decision 2 is in force: it divides 25,000.00 EUR by the rule “fenced”, after three rounds."
+        in opening
+    )
     most = max(made.paid, key=made.paid.get)
-    assert f"{most} is paid most: {made.paid[most]:,.2f} of 25,000.00" in opening
+    assert f"{most} is paid most: {made.paid[most]:,.2f} EUR of 25,000.00 EUR" in opening
     assert "This was a rehearsal: one process held all keys and signed for every member." in opening
     assert f"The decision is record {made.record} of the ledger and replaces decision 1." in decided
     assert "It pays by expected accuracy (ALPHA)" in decided
@@ -331,13 +334,13 @@ def test_a_smallest_and_a_largest_share_are_told_with_who_pays_for_them(folder):
     record_decision(folder, Terms("1000.00", "expected-accuracy", floor=0.1, cap=0.5))
     said = said_of(folder)
     assert (
-        "a member below zero earns nothing. By the terms of this decision, no member who reported has a "
+        "also among members at zero. By the terms of this decision, no member who reported has a "
         "share below 10.00%, whatever the score, and no member has a share above 50.00%. The others gain or "
         "lose the difference in proportion."
     ) in said
     assert said.count("no member who reported has a share below 10.00%") == 2  # decision and calculator
     assert "The score and the smallest and largest share are as decided." in said
-    other = "The shares follow the rule “shrunk”, not the decision in part 1, which has other terms."
+    other = "The shares follow the rule “fenced”, not the decision in part 1, which has other terms."
     assert other in said
     assert "By chance alone" not in said  # that is of shares without bounds
 

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import string
+from dataclasses import fields
 from functools import cache
 from html import unescape
 from typing import get_args
@@ -36,6 +37,8 @@ BY_KEY = {
     "measure": {"none", *MEASURES},
     "measure-means": MEASURES,
     "score": {"ALPHA", "PHI"},
+    "term": {one.name for one in fields(Terms)} - {"budget", "despite_doubts"},
+    "term-value": {"refuse", "none"},
     "score-means": {"ALPHA", "PHI", *SCORES},
     "score-of-yours": {"ALPHA", "PHI", *SCORES},
     "unsettled": {

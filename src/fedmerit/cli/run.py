@@ -389,7 +389,7 @@ def _run(
     with watching(err) as watch, tracked(timed(watch, folder), folder, config, trackers) as watched:
         written = run_embedded(config, folder, resume=resume, watch=watched, pool_key=key)
     found = recorded(folder)
-    source = source_of(found.content, found, missing=config.scoring.missing)
+    source = source_of(found.content, found, missing=config.payment.missing)
     if source.planted:
         out.print(printable(source.planted))
     print_facts(out, Facts(source))
@@ -465,7 +465,7 @@ DEMO: dict[str, Any] = {
     "model": {"name": "mlp"},
     "training": {"rounds": 6, "local_epochs": 3},
     "scoring": {"method": "settled"},
-    "report": {"consortium": "Six hospitals", "currency": "EUR"},
+    "report": {"consortium": "Six hospitals"},
 }
 """Six hospitals, one of which has mostly noise for labels."""
 LIAR: dict[str, Any] = {

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from fedmerit.config import Config
     from fedmerit.heading import Heading
+    from fedmerit.ledger.decisions import Departure, Terms
+    from fedmerit.notes import Note
     from fedmerit.report.source import Source
     from fedmerit.scoring.doubts import Doubt
     from fedmerit.scoring.files import Content
@@ -75,9 +77,8 @@ class SummedScore(StrEnum):
 class Rule(StrEnum):
     """Rules by which scores become shares."""
 
-    shrunk = "shrunk"
-    fair = "fair"
     fenced = "fenced"
+    fair = "fair"
     impartial = "impartial"
     equal = "equal"
 
@@ -155,7 +156,7 @@ def score(
     config = _settings(file)
     counts = _missing(config, missing)
     source = source_of(content, run, config, missing=counts)
-    _check_score(score, source)
+    _check_score(score and score.value, source)
     facts = Facts(source, score=score and score.value)
     screen = out if format is Format.table else err
     _tell_planted(source, screen)
@@ -169,14 +170,14 @@ def score(
         tell_read(source, err)
 
 
-def _check_score(score: SummedScore | None, source: Source) -> None:
+def _check_score(score: str | None, source: Source) -> None:
     """Fail if a score was asked for that this source does not have."""
     from fedmerit.notes import words
 
-    if score is SummedScore.phi and not source.accounts:
+    if score == "PHI" and not source.accounts:
         fail(f"--score: {source.unsettled or words('unsettled.not-settled')}")
-    if score not in (None, SummedScore.phi) and not source.rounds:
-        fail(f"--score: expected PHI, because the members of this run report nothing, got {score.value}")
+    if score not in (None, "PHI") and not source.rounds:
+        fail(f"--score: expected PHI, because the members of this run report nothing, got {score}")
 
 
 def _scores_as(format: Format, content: Content, run: Recorded | None, missing: Any) -> str:
@@ -209,19 +210,39 @@ def rewards(
         typer.Option(help="The amount to divide, such as 10000.00 or '10 000,00 EUR'.", metavar="AMOUNT"),
     ],
     rule: Annotated[
-        Rule,
-        typer.Option(help="How scores become shares."),
-    ] = Rule.shrunk,
+        Rule | None,
+        typer.Option(help="How scores become shares.", show_default="as in the run, otherwise fenced"),
+    ] = None,
     utility: Utility_ = None,
     score: Score_ = None,
     missing: Missing_ = None,
+    equal: Annotated[
+        float | None,
+        typer.Option(
+            help="Part of the budget that is divided equally among members not surely below zero.",
+            parser=_number,
+            metavar="NUMBER",
+            show_default="as in the run, otherwise 0",
+        ),
+    ] = None,
     floor: Annotated[
-        float,
-        typer.Option(help="Smallest share of each member who has a score.", parser=_number, metavar="NUMBER"),
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            help="Smallest share of each member who has a score.",
+            parser=_number,
+            metavar="NUMBER",
+            show_default="as in the run, otherwise 0",
+        ),
+    ] = None,
     cap: Annotated[
-        float, typer.Option(help="Largest share of a member.", parser=_number, metavar="NUMBER")
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            help="Largest share of a member.",
+            parser=_number,
+            metavar="NUMBER",
+            show_default="as in the run, otherwise 1",
+        ),
+    ] = None,
     on_undefined: Annotated[
         OnUndefined, typer.Option(help="What to do if scores allow no shares.")
     ] = OnUndefined.refuse,
@@ -245,50 +266,63 @@ def rewards(
 ) -> None:
     """Divide a budget into exact cents; for a run folder, record that and write a statement per member.
 
+    A run is paid by the terms in its settings ([payment]), which its members signed. Options that ask for
+    others make the decision a departure, which is recorded and told first.
+
     SOURCE is a file of reports (.json or .csv), or a run folder. Several run folders are paid as one if each
     run follows the one before; the last one gets the record and the statements. Members who never reported
     are paid nothing.
     """
     from fedmerit.errors import UnsettledShares
+    from fedmerit.ledger.decisions import departs, departures_of
     from fedmerit.notes import Note
     from fedmerit.report.facts import Facts
     from fedmerit.report.source import source_of
     from fedmerit.report.terminal import print_payouts
-    from fedmerit.report.text import apart_text, on_terminal
+    from fedmerit.report.text import apart_text, on_terminal, printable
     from fedmerit.scoring.doubts import check_payable
-    from fedmerit.scoring.rewards import payouts, shares
+    from fedmerit.scoring.rewards import payouts
     from fedmerit.scoring.share_intervals import share_intervals
 
     *earlier, file = files
     heading = heading_of(title, consortium, date, currency)
     form = form_of(delimiter, decimal, encoding, distinct)
     content, run = read_reports(file, utility, after=earlier, form=form)
-    config = _settings(file)
+    config = run.config if run else _settings(file)
+    agreed = config.payment if config else None
+    asked = score.value if score else None
+    if asked is None and agreed and agreed.score != "auto":
+        asked = agreed.score
     counts = _missing(config, missing)
     source = source_of(content, run, config, missing=counts)
-    _check_score(score, source)
-    if source.unsettled and score is None:
+    _check_score(asked, source)
+    if source.unsettled and asked is None:
         raise UnsettledShares(Note("settlement-reported", why=source.unsettled), code="unsettled")
-    facts = Facts(source, score=score and score.value)
-    by = rule.value
+    facts = Facts(source, score=asked)
+    coin, unknown = _coin(budget, heading.currency, agreed.currency if agreed else "")
+    chosen: dict[str, Any] = {
+        "rule": rule and rule.value, "equal": equal, "floor": floor, "cap": cap, "currency": coin
+    }  # fmt: skip
+    terms = replace(
+        facts.agreed,
+        budget=budget,
+        on_undefined=on_undefined.value,
+        despite_doubts=despite_doubts,
+        **{key: value for key, value in chosen.items() if value is not None},
+    )
     total, doubted, without = facts.total, facts.doubts, facts.unscored
     with _option_names(doubted):
-        check_payable(doubted, by, despite=despite_doubts)
+        check_payable(doubted, terms.rule, despite=despite_doubts)
         for account in source.accounts if facts.settled else ():
-            account.check_payable(by, despite=despite_doubts)
-        divided = shares(total, rule.value, floor=floor, cap=cap, on_undefined=on_undefined.value)
-    paid = payouts(divided, budget)
-    agreed = heading.currency or (config.report.currency if config else "")
-    if (agreed, paid.currency) == ("€", "EUR"):  # two names of one currency, unlike $ and USD
-        paid = replace(paid, currency=agreed)
-    if agreed and paid.currency and agreed != paid.currency:
-        fail(f"--budget: expected an amount in {agreed}, got one in {paid.currency}")
-    paid = replace(paid, currency=paid.currency or agreed or None)
-    heading = replace(heading, currency=paid.currency or "")
-    told = (*divided.notes, *facts.absence_notes, *(run.notes if run else ()), *source.notes)
+            account.check_payable(terms.rule, despite=despite_doubts)
+        divided = terms.divide(total, facts.liars(source))
+    paid = payouts(divided, budget, coin or None)
+    departures = departures_of(terms, config, divided.status) if config else ()
+    heading = replace(heading, currency=coin)
+    told = (*divided.notes, *facts.absence_notes, *(run.notes if run else ()), *source.notes, *unknown)
     notes = dict.fromkeys(on_terminal(note, "--on-undefined") for note in told)
     divided = replace(divided, notes=tuple(notes))
-    spans, apart = share_intervals(total, divided, floor=floor, cap=cap), facts.apart(divided)
+    spans, apart = share_intervals(total, divided), facts.apart(divided)
     warning, said = _unfinished(run, "pays for"), ""
     if warning:
         warning += "; a later decision can replace it"
@@ -296,14 +330,11 @@ def rewards(
         warning = "; ".join([*([warning] if warning else []), still])
     warning = "; ".join([*([warning] if warning else []), *_paid_before(run)])
     if run and not dry_run:  # record it before printing, so that what is printed is in the ledger
-        terms = {
-            "floor": floor, "cap": cap, "on_undefined": on_undefined.value, "missing": counts,
-            "despite_doubts": despite_doubts,
-        }  # fmt: skip
-        named = {"rule": by, "score": facts.ranked_by, **terms}
         spoken = language.value if language else None
-        said = _record(file, str(paid.budget), facts.utility, heading, spoken, after=earlier, **named)
+        said = _record(file, replace(terms, budget=str(paid.budget)), heading, spoken, after=earlier)
     screen = out if format is Format.table else err
+    if departed := departs(departures):
+        screen.print(f"WARNING: {printable(departed)}")
     _tell_planted(source, screen)
     if format is Format.table:
         print_payouts(
@@ -314,7 +345,7 @@ def rewards(
         noted = replace(divided, notes=(*map(str, doubted), *divided.notes, *more))
         if warning:
             err.print(f"WARNING: {warning}")
-        write(_payouts_as(format, paid, noted, without, spans))
+        write(_payouts_as(format, paid, noted, without, spans, departures))
         _warn(doubted)
         tell_read(source, err)
     if said:
@@ -322,7 +353,12 @@ def rewards(
 
 
 def _payouts_as(
-    format: Format, paid: Payouts, divided: Shares, unscored: Sequence[str], spans: Spans | None
+    format: Format,
+    paid: Payouts,
+    divided: Shares,
+    unscored: Sequence[str],
+    spans: Spans | None,
+    departures: Sequence[Departure],
 ) -> str:
     """Return payouts as text for programs; members who never reported are listed with 0."""
     from fedmerit.scoring.share_intervals import amounts_within
@@ -330,7 +366,7 @@ def _payouts_as(
 
     none = dict.fromkeys(unscored, 0.0)
     divided_all = {**divided, **none}
-    amounts = {name: str(paid.by_client.get(name, "0.00")) for name in divided_all}
+    amounts = {name: str(paid.by_client.get(name, paid.nothing)) for name in divided_all}
     within = spans or {}
     amounts_sure = amounts_within(within, paid)
     if format is Format.csv:
@@ -341,6 +377,7 @@ def _payouts_as(
             rows.append((name, share, amounts[name], *(sure if spans else ())))
         return sheet_text(rows)
     plain = {
+        "departures": {one.term: {"signed": one.signed, "used": one.used} for one in departures},
         "budget": str(paid.budget),
         "currency": paid.currency,
         "rule": divided.rule,
@@ -352,7 +389,8 @@ def _payouts_as(
         "payout_intervals": None
         if spans is None
         else {name: [str(end) for end in span] for name, span in amounts_sure.items()},
-        "pull": None if divided.pull is None else divided.pull.as_dict(),
+        "equal": divided.equal,
+        "fence": None if divided.fence is None else divided.fence.as_dict(),
         "notes": list(divided.notes),
     }
     return json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
@@ -376,27 +414,18 @@ def _paid_before(run: Recorded | None) -> Iterator[str]:
 
 
 def _record(
-    folder: Path,
-    budget: str,
-    utility: str | None,
-    heading: Heading,
-    language: str | None,
-    *,
-    after: Sequence[Path] = (),
-    **terms: Any,
+    folder: Path, terms: Terms, heading: Heading, language: str | None, *, after: Sequence[Path] = ()
 ) -> str:
     """Record a decision, write everybody's statement, refresh the page; return what was done, in words."""
     from fedmerit.config import of_folder
-    from fedmerit.ledger.decisions import Terms
     from fedmerit.notes import speaking
     from fedmerit.report.page.html import refreshed
     from fedmerit.report.statement import write_statements
     from fedmerit.verify import read_accounts, read_run, record_decision, renew
 
     config = of_folder(folder)
-    wanted = Terms(budget, utility or config.scoring.utilities[0], **terms)
     renewed = renew(folder)
-    decision, new = record_decision(folder, wanted, after, heading)
+    decision, new = record_decision(folder, terms, after, heading)
     with speaking(language or config.report.language):
         rounds, decisions, head = read_run(folder, after)
         accounts = read_accounts(folder, after)
@@ -487,10 +516,29 @@ def _tell_planted(source: Source, screen: Console) -> None:
         screen.print(printable(said))
 
 
+def _coin(budget: str, asked: str, agreed: str) -> tuple[str, list[Note]]:
+    """Return the currency of a budget, and a note if it is a code that nobody knows the decimals of.
+
+    It is the one asked for, otherwise the one agreed on, otherwise the one that the budget names.
+    """
+    from fedmerit.errors import InputError
+    from fedmerit.notes import Note
+    from fedmerit.scoring.amounts import amount_of, decimals_assumed
+
+    try:
+        named, expected = amount_of(budget)[1], asked or agreed
+    except InputError as error:
+        fail(f"--budget: {error}")
+    if named and expected and named != ("EUR" if expected == "€" else expected):
+        fail(f"--budget: expected an amount in {expected}, got one in {named}")
+    coin = expected or named or ""
+    return coin, [Note("decimals-assumed", currency=coin)] if coin and decimals_assumed(coin) else []
+
+
 def _missing(config: Config | None, given: Missing | None) -> Literal["zero", "own-mean"]:
     """Return what a missed round counts: as asked for, otherwise as in the settings, otherwise zero."""
     if given is None and config:
-        return config.scoring.missing
+        return config.payment.missing
     return counted(given)
 
 

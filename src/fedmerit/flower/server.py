@@ -31,7 +31,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedmerit.config import Config, as_toml, from_dict, of_folder
+from fedmerit.config import Config, Payment, as_toml, from_dict, of_folder
 from fedmerit.errors import (
     ConfigError,
     DataError,
@@ -126,7 +126,8 @@ class Contributions:
         naming: of a settlement: whether a false statement can be traced to its author.
         window_days: of a settlement: how long members who were away may still hand in their statements.
         game: how coalition models are built.
-        missing: what a missed round counts in the sum.
+        payment: terms of payment that are not the usual ones, such as ``{"equal": 0.5, "currency": "CHF"}``;
+            keys as in the section ``[payment]`` of a config. Members sign them with all other settings.
         visibility: whether all members may read all records, or each only its own and the totals.
         errors: ``joint``: members add 32 numbers to a report, from which the error of a difference between
             two of them follows; ``plain``: they do not, and differences are judged by an upper bound.
@@ -164,7 +165,7 @@ class Contributions:
         naming: bool = True,
         window_days: float = 14.0,
         game: Literal["additive", "renormalised"] = "additive",
-        missing: Literal["zero", "own-mean"] = "zero",
+        payment: Mapping[str, Any] | None = None,
         visibility: Literal["all", "coordinator"] = "all",
         errors: Literal["joint", "plain"] = "joint",
         patience: float = 120.0,
@@ -218,10 +219,10 @@ class Contributions:
                 "method": scored_by,
                 **utilities_of(value or gradient, utilities, whole),
                 "game": game,
-                "missing": missing,
                 "visibility": visibility,
                 "errors": errors,
             },
+            "payment": {**vars(Payment()), **(payment or {})},
             "secure_aggregation": {
                 "bound": float(bound),
                 "threshold": threshold or 0,

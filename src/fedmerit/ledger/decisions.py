@@ -12,40 +12,41 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from fedmerit.config import Scoring
+from fedmerit.config import Config, Payment
 from fedmerit.errors import InputError, LedgerError, UnsettledShares
-from fedmerit.heading import NO_HEADING, Heading
+from fedmerit.heading import NO_HEADING, Heading, wrong
 from fedmerit.identity import SERVER, canonical, exact, new_salt, number
 from fedmerit.ledger.account import Account, account_of, total_of
 from fedmerit.ledger.chain import Record, Records
 from fedmerit.ledger.joined_runs import RunPart, joined, numbered_on, part_of
 from fedmerit.ledger.records import config_of, own_total, reading
-from fedmerit.notes import Note, formatted, moment
+from fedmerit.notes import Note, called, moment, words
 from fedmerit.protocol.outcome import Round
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.doubts import Doubt, doubts
+from fedmerit.scoring.fence import TIMES, Fence
 from fedmerit.scoring.rewards import (
-    FORMULA,
+    USUAL_RULE,
     Division,
     OnUndefined,
     Payouts,
     Rule,
     Shares,
     division,
+    money_of,
     payouts,
     rounds_down,
     shares,
     spelled,
 )
-from fedmerit.scoring.shrinkage import TIMES, Pull
 from fedmerit.scoring.types import Reports, Scores
 
 # ----------------------------------------------------------------------------------------------- decisions
@@ -59,48 +60,95 @@ class Terms:
 
     budget: str
     utility: str
-    rule: Rule = "fair"
+    rule: Rule = USUAL_RULE
     score: str = "ALPHA"
     missing: Missing = "zero"
+    equal: float = 0.0
     floor: float = 0.0
     cap: float = 1.0
+    forfeit: float = 1.0  # part of its share that a member loses if the settlement named it
+    currency: str = ""
     on_undefined: OnUndefined = "refuse"
     despite_doubts: bool = False  # whether to pay despite gross doubts about the reports
-    formula: int = FORMULA  # version of the formulas behind the rules
 
-    def divide(self, total: Scores, rule: Rule | None = None) -> Shares:
-        """Return the shares of these scores by these terms, or by another rule."""
+    @classmethod
+    def agreed(cls, payment: Payment, budget: str, utility: str, score: str) -> Terms:
+        """Return terms that follow these settings."""
+        given = vars(payment) | {"score": score}
+        return cls(budget, utility, **{key: given[key] for key in cls.__dataclass_fields__ if key in given})
+
+    def divide(self, total: Scores, liars: Iterable[str] = (), rule: Rule | None = None) -> Shares:
+        """Return the shares of these scores by these terms, or by another rule.
+
+        ``liars`` are the members whom the settlement named; the forfeit is theirs.
+        """
         by = rule or self.rule
         return shares(
             total,
             by,
+            equal=self.equal if by == self.rule or by in ("fair", "fenced") else 0.0,
             floor=self.floor,
             cap=self.cap,
+            forfeits={name: self.forfeit for name in liars if name in total.clients and self.forfeit},
             on_undefined=self.on_undefined,
-            formula=self.formula if by == self.rule else FORMULA,
         )
 
     def body(self) -> dict[str, Any]:
         """Return the terms as they are recorded."""
-        return {
-            **vars(self),
-            "budget": spelled(self.budget),
-            "floor": exact(self.floor),
-            "cap": exact(self.cap),
-        }
+        numbers = {name: exact(getattr(self, name)) for name in _NUMBERS}
+        return {**vars(self), "budget": spelled(self.budget, self.currency), **numbers}
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Terms:
         """Read the terms in a record."""
-        plain = {"despite_doubts": False, "formula": 1, **body}  # decisions of earlier versions lack them
-        plain = {key: plain[key] for key in cls.__dataclass_fields__}
-        if type(plain["formula"]) is not int or not 1 <= plain["formula"] <= FORMULA:
-            raise LedgerError(f"formula: expected 1 to {FORMULA}, got {plain['formula']!r:.40}")
+        plain = {key: body[key] for key in cls.__dataclass_fields__}
         if not isinstance(plain["despite_doubts"], bool):
             raise LedgerError(f"despite_doubts: expected true or false, got {plain['despite_doubts']!r:.40}")
-        if (again := spelled(plain["budget"])) != plain["budget"]:
+        if expected := wrong("currency", plain["currency"]):
+            raise LedgerError(f"currency: expected {expected}, got {plain['currency']!r:.40}")
+        if (again := spelled(plain["budget"], plain["currency"])) != plain["budget"]:
             raise LedgerError(f"budget: expected {again}, got {plain['budget']!r:.40}")
-        return cls(**{**plain, "floor": number(plain["floor"]), "cap": number(plain["cap"])})
+        return cls(**{**plain, **{name: number(plain[name]) for name in _NUMBERS}})
+
+
+_NUMBERS = ("equal", "floor", "cap", "forfeit")
+
+
+class Departure(NamedTuple):
+    """A term of a decision that is not the one which members signed."""
+
+    term: str
+    signed: Any
+    used: Any
+
+
+def departs(found: Sequence[Departure]) -> Note | None:
+    """Return in what terms are not the signed ones; None if they are."""
+    each = tuple(
+        Note("departs-in", term=words(f"term.{one.term}"), used=_shown(one.used), signed=_shown(one.signed))
+        for one in found
+    )
+    return Note("departs", departures=each) if each else None
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else called("term-value", value or "none")
+
+
+def departures_of(terms: Terms, config: Config, status: str = "ok") -> tuple[Departure, ...]:
+    """Return in what a decision departs from the terms of payment in the settings.
+
+    Args:
+        terms: of the decision.
+        config: the settings that members signed.
+        status: of the shares; if it is "undefined", ``on_undefined`` decided, which nobody agreed on before.
+    """
+    signed = Terms.agreed(config.payment, terms.budget, config.scoring.utilities[0], config.paid_score)
+    compared = ["utility", "rule", "score", "missing", *_NUMBERS, "currency"]
+    if status == "undefined":
+        compared.append("on_undefined")
+    pairs = ((key, getattr(signed, key), getattr(terms, key)) for key in compared)
+    return tuple(Departure(key, agreed, used) for key, agreed, used in pairs if agreed != used)
 
 
 @dataclass(frozen=True)
@@ -117,11 +165,12 @@ class Decision:
     doubts: tuple[Doubt, ...] = ()  # about the reports that the decision rests on
     record: int = 0  # its place in the ledger, once it is recorded
     after: tuple[tuple[str, str], ...] = ()  # run and head of the runs before this one, if it rests on them
-    heading: Heading = NO_HEADING  # title, consortium, date and currency
+    heading: Heading = NO_HEADING  # title, consortium and date; the currency is that of the terms
     counts: tuple[int, ...] = ()  # how many rounds of each of these runs; empty if it was not recomputed
+    departures: tuple[Departure, ...] = ()  # from the terms that members signed
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "paid", replace(self.paid, currency=self.heading.currency or None))
+        object.__setattr__(self, "heading", replace(self.heading, currency=self.terms.currency))
 
     @property
     def recomputed(self) -> bool:
@@ -138,69 +187,62 @@ class Decision:
         """The gross doubts that the decision overrules; none under the rule equal, which uses no score."""
         return tuple(one for one in self.doubts if one.gross and self.terms.rule != "equal")
 
-    def records(self, scoring: Scoring) -> Iterator[tuple[str, dict[str, Any]]]:
+    def records(self, visibility: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the kind and body of each record of this decision."""
+        heading = {key: value for key, value in self.heading.body().items() if key != "currency"}
         body: dict[str, Any] = {
             "decision": self.number,
             "replaces": self.replaces,
             "rounds": self.rounds,
             **self.terms.body(),
+            "departures": [one.term for one in self.departures],
             "status": self.shares.status,
-            "unpaid": cents(self.paid.unpaid),
+            "unpaid": self.paid.cents(self.paid.unpaid),
             **({"after": [list(one) for one in self.after]} if self.after else {}),
-            **({"pull": _pull(self.shares.pull)} if self.shares.pull else {}),
-            **({"heading": heading} if (heading := self.heading.body()) else {}),
+            **({"fence": _fence(self.shares.fence)} if self.shares.fence else {}),
+            **({"heading": heading} if heading else {}),
         }
-        amounts = {name: cents(amount) for name, amount in self.paid.items()}
-        if scoring.visibility == "all":
+        amounts = {name: self.paid.cents(amount) for name, amount in self.paid.items()}
+        if visibility == "all":
             divided = {name: exact(share) for name, share in self.shares.items()}
             yield "decision", {**body, "shares": divided, "cents": amounts}
             return
         assert self.total is not None
-        yield "decision", {**body, "totals": _totals(self.total, self.shares, self.terms.budget)}
+        yield "decision", {**body, "totals": _totals(self.total, self.shares, self.terms)}
         for name, share in self.shares.items():
             own = {"member": name, "salt": new_salt(), "share": exact(share), "cents": amounts[name]}
             yield "payout", {"decision": self.number, **own}
 
 
-def _pull(how: Pull) -> dict[str, str]:
-    """Return the numbers behind "shrunk" or "fenced" as they are recorded."""
+def _fence(how: Fence) -> dict[str, str]:
+    """Return the numbers behind "fenced" as they are recorded."""
     return {name: exact(value) for name, value in how.as_dict().items()}
-
-
-def cents(amount: Any) -> int:
-    """Return an amount of money in cents."""
-    return int(amount * 100)
-
-
-def money(amount: int) -> str:
-    """Return cents as text for people, for example 1,234.50."""
-    return formatted(Decimal(amount) / 100, ",.2f")
 
 
 def decide(
     rounds: Sequence[Round],
     terms: Terms,
+    config: Config,
     before: Sequence[Decision] = (),
     *,
-    game: str | None = None,
-    metrics: Sequence[str] = (),
     after: Sequence[RunPart] = (),
     account: Account | None = None,
 ) -> Decision:
     """Return what these rounds pay under these terms, as the decision that follows those in ``before``.
 
     ``after`` are the runs before this one that the first of the rounds are from (see `joined`). ``account``
-    is the one of this run, if it is settled. ``game`` and ``metrics`` are those of `doubts`.
+    is the one of this run, if it is settled. ``config`` are its settings.
     """
     scored: list[Reports] = []
+    accounts: list[Account] = []
     if terms.score == "PHI":
         accounts = _settled([*(run.account for run in after), account], terms)
         total = total_of(accounts, terms.missing)
     else:
         scored = [reports for one in rounds if (reports := one.to_reports(terms.utility)) is not None]
         total = accumulate(scored, score=terms.score, missing=terms.missing)
-    divided = terms.divide(total)
+    divided = terms.divide(total, liars_in(accounts))
+    scoring = config.scoring
     return Decision(
         number=len(before) + 1,
         replaces=before[-1].number if before else None,
@@ -208,11 +250,17 @@ def decide(
         terms=terms,
         total=total,
         shares=divided,
-        paid=payouts(divided, terms.budget),
-        doubts=doubts(scored, game=game, metrics=metrics) if scored else (),
+        paid=payouts(divided, terms.budget, terms.currency or None),
+        doubts=doubts(scored, game=scoring.game, metrics=scoring.whole) if scored else (),
         after=tuple((run.id, run.head) for run in after),
         counts=tuple(len(run.rounds) for run in after),
+        departures=departures_of(terms, config, divided.status),
     )
+
+
+def liars_in(accounts: Iterable[Account]) -> tuple[str, ...]:
+    """Return everybody whom these settlements named for a lie."""
+    return tuple(dict.fromkeys(name for one in accounts for name in one.liars))
 
 
 def _settled(accounts: Sequence[Account | None], terms: Terms) -> list[Account]:
@@ -230,23 +278,24 @@ def _settled(accounts: Sequence[Account | None], terms: Terms) -> list[Account]:
     return [one for one in accounts if one is not None]
 
 
-def _totals(total: Scores, divided: Shares, budget: str) -> dict[str, Any]:
+def _totals(total: Scores, divided: Shares, terms: Terms) -> dict[str, Any]:
     """Return the totals from which a member can recompute its share and cents, and no more about others."""
     positive = math.fsum(np.maximum(total.raw, 0.0))
     clipped = None
     if divided.rule == "impartial" and total.gain > 0:
         clipped = exact(math.fsum(np.clip(total.raw / total.gain, 0.0, 1.0)))
     return {
-        **_of_shares(divided, budget),
+        **_of_shares(divided, terms),
+        "among": divided.among,
         "gain": exact(total.gain),
         "positive": exact(positive),
         "clipped": clipped,
     }
 
 
-def _of_shares(divided: Shares, budget: str) -> dict[str, Any]:
+def _of_shares(divided: Shares, terms: Terms) -> dict[str, Any]:
     """Return those of the totals that follow from the shares."""
-    made = division(divided, budget)
+    made = division(divided, terms.budget, terms.currency or None)
     split = [made.total, made.one, *_ratio(made.low), *_ratio(made.high), made.last]
     return {"n": len(divided), "division": split}
 
@@ -268,7 +317,7 @@ class StatedDecision:
 
 
 def decisions_of(
-    ledger: Records, rounds: Sequence[Round], scoring: Scoring, earlier: Sequence[RunPart] = ()
+    ledger: Records, rounds: Sequence[Round], config: Config, earlier: Sequence[RunPart] = ()
 ) -> list[Decision]:
     """Return every decision of a ledger, recomputed; raise LedgerError at the first that differs.
 
@@ -278,20 +327,20 @@ def decisions_of(
     found: list[Decision] = []
     for one in found_in(ledger):
         with reading(one.record):
-            told = _stated(one, scoring)
+            told, terms = _stated(one, config), Terms.of(one.record.body)
             after = before_it(ledger, one, earlier)
             again = _again(
-                one, rounds, found, scoring, after, told["shares"], _account_at(ledger, one, rounds)
+                one, rounds, found, config, terms, after, told["shares"], _account_at(ledger, one, rounds)
             )
             _same(told["shares"], dict(again.shares), exactly=False)
-            anew = division(Shares(told["shares"], again.shares.rule), again.terms.budget)
+            anew = division(Shares(told["shares"], terms.rule), terms.budget, terms.currency or None)
             paid = {name: anew.cents_of(name, share) for name, share in told["shares"].items()}
             _same(told["cents"], paid, exactly=True)
             if one.record.body["unpaid"] != anew.cents - sum(paid.values()):
                 raise LedgerError("the unpaid amount is not the rest of the budget")
             if again.recomputed:
-                _same_pull(one.record.body.get("pull"), again.shares.pull)
-            if scoring.visibility == "coordinator":
+                _same_fence(one.record.body.get("fence"), again.shares.fence)
+            if config.scoring.visibility == "coordinator":
                 _same_totals(one.record.body["totals"], again, told["shares"])
             found.append(again)
     return found
@@ -349,7 +398,8 @@ def _again(
     one: StatedDecision,
     rounds: Sequence[Round],
     before: Sequence[Decision],
-    scoring: Scoring,
+    config: Config,
+    terms: Terms,
     after: Sequence[RunPart] | None,
     stated: Mapping[str, float],
     account: Account | None,
@@ -360,7 +410,6 @@ def _again(
         raise LedgerError("only the server writes decisions")
     if body["rounds"] != one.rounds:
         raise LedgerError(f"rests on {body['rounds']!r:.20} rounds, but {one.rounds} were closed before it")
-    terms = Terms.of(body)
     if after is None:
         _check_words(body, terms)
         divided = Shares(stated, terms.rule, body["status"])
@@ -371,28 +420,35 @@ def _again(
             terms=terms,
             total=None,
             shares=divided,
-            paid=payouts(divided, terms.budget),
+            paid=payouts(divided, terms.budget, terms.currency or None),
             after=after_in(body),
+            departures=departures_of(terms, config, body["status"]),
         )
     else:
         whole = numbered_on(after, rounds[: one.rounds])
-        made = decide(
-            whole, terms, before, game=scoring.game, metrics=scoring.whole, after=after, account=account
-        )
+        made = decide(whole, terms, config, before, after=after, account=account)
     if (body["decision"], body["replaces"]) != (made.number, made.replaces):
         raise LedgerError(f"expected decision {made.number}, which replaces {made.replaces}")
     if body["status"] != made.shares.status:
         raise LedgerError(f"states status {body['status']!r:.20}, the reports give {made.shares.status!r}")
+    check_marked(body, made.departures)
     return Decision(**{**vars(made), "record": one.record.seq, "heading": _heading(body)})
 
 
+def check_marked(body: Mapping[str, Any], found: Sequence[Departure]) -> None:
+    """Raise LedgerError unless a decision marks exactly those terms that are not the signed ones."""
+    if body["departures"] != (right := [one.term for one in found]):
+        told = f"{body['departures']!r:.80}"
+        raise LedgerError(f"departures: expected {right}, by the terms that the members signed, got {told}")
+
+
 def _heading(body: Mapping[str, Any]) -> Heading:
-    """Return the heading of a decision; earlier versions wrote none."""
+    """Return the heading of a decision, if it has one."""
     if "heading" not in body:
         return NO_HEADING
     told = body["heading"]
-    if not isinstance(told, dict) or not told:
-        raise LedgerError(f"heading: expected title, consortium, date or currency, got {told!r:.80}")
+    if not isinstance(told, dict) or not told or "currency" in told:
+        raise LedgerError(f"heading: expected title, consortium or date, got {told!r:.80}")
     try:
         return Heading.of(told)
     except InputError as error:
@@ -418,10 +474,10 @@ def found_in(ledger: Records) -> Iterator[StatedDecision]:
         yield last
 
 
-def _stated(one: StatedDecision, scoring: Scoring) -> dict[str, dict[str, Any]]:
+def _stated(one: StatedDecision, config: Config) -> dict[str, dict[str, Any]]:
     """Return shares and cents as the decision or its payouts state them."""
     body = one.record.body
-    if scoring.visibility == "all":
+    if config.scoring.visibility == "all":
         return {
             "shares": {name: number(share) for name, share in body["shares"].items()},
             "cents": dict(body["cents"]),
@@ -450,23 +506,23 @@ def _same(told: Mapping[str, Any], again: Mapping[str, Any], *, exactly: bool) -
             raise LedgerError(f"{what} of {name}: states {told[name]!r:.40}, the reports give {value!r}")
 
 
-def _same_pull(told: Any, again: Pull | None) -> None:
-    """Raise unless the numbers behind "shrunk" or "fenced" are those that the scores give."""
+def _same_fence(told: Any, again: Fence | None) -> None:
+    """Raise unless the numbers behind "fenced" are those that the scores give."""
     right = {} if again is None else again.as_dict()
     if set(told or {}) != set(right):
-        raise LedgerError(f"pull: expected {', '.join(right) or 'nothing'}, got {told!r:.80}")
+        raise LedgerError(f"fence: expected {', '.join(right) or 'nothing'}, got {told!r:.80}")
     for name, value in right.items():
         if not math.isclose(number(told[name]), value, rel_tol=1e-9, abs_tol=TOLERANCE):
-            raise LedgerError(f"pull.{name}: states {told[name]!r:.40}, the scores give {value!r}")
+            raise LedgerError(f"fence.{name}: states {told[name]!r:.40}, the scores give {value!r}")
 
 
 def _same_totals(told: Mapping[str, Any], again: Decision, stated: Mapping[str, float]) -> None:
-    divided = Shares(stated, again.shares.rule)
+    divided = Shares(stated, again.shares.rule, among=again.shares.among)
     if again.total is None:
-        right = _of_shares(divided, again.terms.budget)
+        right = _of_shares(divided, again.terms)
     else:
-        right = _totals(again.total, divided, again.terms.budget)
-    if odd := sorted(set(told) ^ {"n", "gain", "positive", "clipped", "division"}):
+        right = _totals(again.total, divided, again.terms)
+    if odd := sorted(set(told) ^ {"n", "among", "gain", "positive", "clipped", "division"}):
         raise LedgerError(f"totals.{odd[0]}: {'not one of the totals' if odd[0] in told else 'missing'}")
     for key, value in right.items():
         same = canonical(told[key]) == canonical(value)
@@ -485,17 +541,24 @@ class OwnPart:
 
     number: int
     cents: int
+    currency: str
     share: float
     recomputed: bool  # whether the share was recomputed too, not only the cents
     after: tuple[tuple[str, str], ...] = ()  # as in `Decision`
     given: bool = True  # whether the runs in ``after`` were given
+    departures: tuple[Departure, ...] = ()  # as in `Decision`
+
+    @property
+    def amount(self) -> Decimal:
+        """What the member is paid."""
+        return money_of(self.cents, self.currency)
 
 
 def own_parts(
     ledger: Records,
     member: str,
     rounds: Sequence[Round],
-    scoring: Scoring,
+    config: Config,
     earlier: Sequence[RunPart] = (),
 ) -> list[OwnPart]:
     """Return a member's part of every decision in its copy, recomputed as far as possible.
@@ -519,14 +582,19 @@ def own_parts(
                 )
             _check_words(body, terms)
             _heading(body)
+            departures = departures_of(terms, config, body["status"])
+            check_marked(body, departures)
             mine = [record.body for record in one.payouts if record.body.get("member") == member]
             before, after = before_it(ledger, one, earlier), after_in(body)
             upto = numbered_on(before or (), rounds[: one.rounds])
+            accounts: list[Account] = []
             if terms.score == "PHI":
-                own = _own_settled(member, [*(before or ()), _account_at(ledger, one, rounds)], terms.missing)
+                known_of = [*(part.account for part in before or ()), _account_at(ledger, one, rounds)]
+                accounts = [each for each in known_of if each is not None]
+                own = _own_settled(member, accounts, terms.missing)
             else:
                 own = own_total(member, upto, terms.utility, score=terms.score, missing=terms.missing)
-            if not after and terms.score == "ALPHA" and terms.missing == scoring.missing:
+            if not after and terms.score == "ALPHA" and terms.missing == config.payment.missing:
                 known = summed[one.rounds][terms.utility]["summed"]
                 for key, other in (("n", "n"), ("gain", "gain"), ("positive", "alpha_plus")):
                     if totals[key] != known[other]:
@@ -539,22 +607,31 @@ def own_parts(
             made = _division(member, totals, terms)
             _check_unpaid(body["unpaid"], made, paid)
             if mine:
-                expected = _own_share(own, body, terms) if recomputed and own is not None else None
-                recomputed = expected is not None
+                kept = 1 - terms.forfeit if member in liars_in(accounts) else 1.0
+                expected = _own_shares(own, body, terms) if recomputed and own is not None else []
+                recomputed = bool(expected)
                 near = _rounding(own, totals)
-                if expected is not None and not math.isclose(share, expected, rel_tol=1e-9, abs_tol=near):
-                    raise LedgerError(f"share of {member}: states {share!r}, the totals give {expected!r}")
+                if expected and not any(
+                    math.isclose(share, kept * one_of, rel_tol=1e-9, abs_tol=near) for one_of in expected
+                ):
+                    raise LedgerError(
+                        f"share of {member}: states {share!r}, the totals give {kept * expected[0]!r}"
+                    )
                 right = made.cents_of(member, share)
                 if type(paid) is not int or paid != right:
                     raise LedgerError(f"cents of {member}: states {paid!r:.40}, its share gives {right}")
-            found.append(OwnPart(body["decision"], paid, share, recomputed, after, before is not None))
+            found.append(
+                OwnPart(
+                    body["decision"], paid, terms.currency, share, recomputed, after, before is not None,
+                    departures,
+                )
+            )  # fmt: skip
     return found
 
 
-def _own_settled(member: str, parts: Sequence[RunPart | Account | None], missing: Missing) -> float | None:
+def _own_settled(member: str, accounts: Sequence[Account], missing: Missing) -> float | None:
     """Return a member's settled score over these runs, from its own statements; None if it has none."""
-    found = [one.account if isinstance(one, RunPart) else one for one in parts]
-    known = [one for one in found if one is not None and member in one.values]
+    known = [one for one in accounts if member in one.values]
     return total_of(known, missing).as_dict()[member] if known else None
 
 
@@ -580,7 +657,7 @@ def _division(member: str, totals: Mapping[str, Any], terms: Terms) -> Division:
     if not whole or not isinstance(last, str):
         raise LedgerError("totals.division: expected whole numbers and a name")
     return Division(
-        cents=division({member: 1.0}, terms.budget).cents,
+        cents=division({member: 1.0}, terms.budget, terms.currency or None).cents,
         n=totals["n"],
         total=total,
         one=unit,
@@ -600,29 +677,24 @@ def _check_unpaid(unpaid: Any, made: Division, own: int) -> None:
         raise LedgerError(f"unpaid: states {unpaid!r:.40}, the division leaves about {float(rest):.0f}")
 
 
-def _pull_of(body: Mapping[str, Any], terms: Terms) -> Pull:
-    """Return the numbers behind "shrunk" or "fenced", as a decision states them.
+def _fence_of(body: Mapping[str, Any]) -> Fence:
+    """Return the numbers behind "fenced", as a decision states them.
 
     Raises:
-        LedgerError: they contradict each other or the totals. Only b, and how many members count, must be
-            believed; the equal part is no less than what b leaves.
+        LedgerError: they contradict each other or the totals. Only how many members count must be believed.
     """
-    told, n = body["pull"], body["totals"]["n"]
-    if odd := sorted(set(told) ^ set(Pull.__dataclass_fields__)):
-        raise LedgerError(f"pull.{odd[0]}: {'not one of its numbers' if odd[0] in told else 'missing'}")
-    how = Pull(**{name: number(value) for name, value in told.items()})
-    if not (0 <= how.factor <= 1 and how.positive > 0 and how.rest >= 0 and 0 < how.counted <= n):
-        raise LedgerError(f"pull: expected a factor from 0 to 1 and a positive sum, got {told!r:.120}")
-    if terms.rule == "fenced" and how.factor != 1:
-        raise LedgerError(f"pull.factor: expected 1 under 'fenced', got {how.factor!r}")
+    told, n = body["fence"], body["totals"]["n"]
+    if odd := sorted(set(told) ^ set(Fence.__dataclass_fields__)):
+        raise LedgerError(f"fence.{odd[0]}: {'not one of its numbers' if odd[0] in told else 'missing'}")
+    how = Fence(**{name: number(value) for name, value in told.items()})
+    if not (how.positive > 0 and how.rest >= 0 and 0 < how.counted <= n):
+        raise LedgerError(f"fence: expected a positive sum, and 1 to {n} who count, got {told!r:.120}")
     for name, value, right in (
         ("positive", how.positive, number(body["totals"]["positive"])),
-        ("mean", how.mean, how.positive / how.counted),
         ("fence", how.fence, TIMES / (how.counted + TIMES - 1)),
-        ("rest", how.rest, max(how.rest, (1 - how.factor) / how.counted)),
     ):
         if not math.isclose(value, right, rel_tol=1e-9, abs_tol=1e-9 * n):
-            raise LedgerError(f"pull.{name}: states {value!r}, the totals give {right!r}")
+            raise LedgerError(f"fence.{name}: states {value!r}, the totals give {right!r}")
     return how
 
 
@@ -636,19 +708,30 @@ def _rounding(own: float | None, totals: Mapping[str, Any]) -> float:
     return 1e-9 * max(1.0, abs(own or 0.0)) / positive if positive > 0 else 1e-15
 
 
-def _own_share(own: float, body: Mapping[str, Any], terms: Terms) -> float | None:
-    """Return a member's share from the totals; None if it depends on more than they state."""
+def _own_shares(own: float, body: Mapping[str, Any], terms: Terms) -> list[float]:
+    """Return what a member's share may be by the totals; nothing if it depends on more than they state.
+
+    It is one number, but two for a member below zero if a part is divided equally: whether it is surely below
+    zero depends on the others' errors too.
+    """
     totals = body["totals"]
     n = totals["n"]
     if terms.rule == "equal" or (body["status"] == "undefined" and terms.on_undefined == "equal"):
-        return 1 / float(n)
+        return [1 / float(n)]
     if body["status"] == "undefined":
-        return terms.floor
-    if (terms.floor, terms.cap) != (0.0, 1.0) or (terms.rule == "fenced" and terms.formula == 1):
-        return None
-    if terms.rule in ("shrunk", "fenced"):
-        return _pull_of(body, terms).share(own)
+        return [terms.floor]
+    if (terms.floor, terms.cap) != (0.0, 1.0):
+        return []
     if terms.rule == "impartial":
         part = min(max(own / number(totals["gain"]), 0.0), 1.0)
-        return float((1 - (number(totals["clipped"]) - part) / (n - 1)) / n)
-    return max(own, 0.0) / number(totals["positive"])
+        return [float((1 - (number(totals["clipped"]) - part) / (n - 1)) / n)]
+    if terms.rule == "fenced":
+        share = _fence_of(body).share(own)
+    else:
+        share = max(own, 0.0) / number(totals["positive"])
+    if not terms.equal:
+        return [share]
+    if type(totals["among"]) is not int or not 0 < totals["among"] <= n:
+        raise LedgerError(f"totals.among: expected 1 to {n} members, got {totals['among']!r:.40}")
+    rest = (1 - terms.equal) * share
+    return [rest + terms.equal / totals["among"], *([rest] if own < 0 else [])]

@@ -57,7 +57,10 @@ def _form(author: str, fields: str, optional: str = "", *, others: bool = False)
     return Form(author, frozenset(fields.split()), frozenset(optional.split()), others)
 
 
-_DECISION = "decision replaces rounds budget utility rule score missing floor cap on_undefined status unpaid"
+_DECISION = (
+    "decision replaces rounds budget currency utility rule score missing equal floor cap forfeit "
+    "on_undefined despite_doubts departures status unpaid"
+)
 FORMS = {
     "run": _form(SERVER, "run version engine config config_hash members keys m0 data analysis", "terms"),
     "pool": _form(SERVER, "version root size slices classes balanced utility", "settled"),
@@ -87,15 +90,15 @@ FORMS = {
     "countersigned": _form(MEMBER, "run settlement sums"),
     "end": _form(SERVER, "rounds model"),
     "seen": _form(MEMBER, "run round head"),
-    "decision": _form(SERVER, _DECISION, "shares cents totals despite_doubts after formula pull heading"),
+    "decision": _form(SERVER, _DECISION, "shares cents totals after fence heading"),
     "payout": _form(SERVER, "decision member salt share cents"),
 }
 """All kinds of records, in the order in which a run first writes them."""
 _SHOWN_TO_ALL = {
     kind: form for kind, form in FORMS.items() if kind not in ("totals", "score", "payout", "decision")
-} | {"decision": _form(SERVER, f"{_DECISION} shares cents", "despite_doubts after formula pull heading")}
+} | {"decision": _form(SERVER, f"{_DECISION} shares cents", "after fence heading")}
 _SHOWN_TO_COORDINATOR = {kind: form for kind, form in FORMS.items() if kind not in ("scores", "decision")} | {
-    "decision": _form(SERVER, f"{_DECISION} totals", "despite_doubts after formula pull heading")
+    "decision": _form(SERVER, f"{_DECISION} totals", "after fence heading")
 }
 AFTER_END = (
     "join", "seen", "statement", "table", "verdict", "settled", "countersigned", "decision", "payout",
@@ -273,7 +276,7 @@ class _Walk:
             paid, training = self.config.scoring.utilities[0], self.config.training
             before = [one.to_reports(paid) for one in self.rounds[: self.closed]]
             scored = [reports for reports in before if reports is not None]
-            score, missing = training.weight_score, self.config.scoring.missing
+            score, missing = training.weight_score, self.config.payment.missing
             everybody = from_past(scored, self.config.clients, score=score, missing=missing)
             expected = {name: everybody[name] for name in named}
         compare(weights, expected, "weights")

@@ -18,7 +18,7 @@ from fedmerit.protocol.terms import REHEARSALS
 from fedmerit.scoring.files import LEDGER
 from fedmerit.scoring.validate import two_spellings
 
-RULES = tuple(f"scoring.{key}" for key in ("utilities", "game", "missing", "visibility", "method"))
+RULES = (*(f"scoring.{key}" for key in ("utilities", "game", "visibility", "method")), "payment.missing")
 """Settings that say what a score is; runs that are counted or compared together have the same."""
 
 

@@ -291,7 +291,7 @@ class LedgerRecorder:
             if beside.analysis is not None:
                 self._write(SERVER, "analysis", {"round": number, **beside.analysis})
             self._write(SERVER, "round", found.body)
-            for kind, body in after_round([*self.rounds, found], self.config.scoring):
+            for kind, body in after_round([*self.rounds, found], self.config):
                 self._write(SERVER, kind, body)
         self.rounds.append(found)
         self._pending.clear()
@@ -309,10 +309,10 @@ class LedgerRecorder:
             self.rounds,
             self.config.clients,
             scoring.utilities,
-            missing=scoring.missing,
+            missing=(missing := self.config.payment.missing),
             truth=self.truth([one.number for one in self.rounds if one.included]) if self.truth else None,
             analysis=self.config.analysis,
-            settlement=None if account is None else block_of([account], self.config.clients, scoring.missing),
+            settlement=None if account is None else block_of([account], self.config.clients, missing),
             settled=not self.config.reports,
         )
         for name, data in score_files(document):

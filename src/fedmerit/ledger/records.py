@@ -222,9 +222,10 @@ Running = Mapping[str, RunningAlpha]
 """Utility -> its sums over the same rounds."""
 
 
-def running(rounds: Iterable[Round], scoring: Scoring) -> Running:
+def running(rounds: Iterable[Round], config: Config) -> Running:
     """Return the sums over these rounds, by utility; more rounds can be added."""
-    found = {utility: RunningAlpha(utility, scoring.missing) for utility in scoring.utilities}
+    missing = config.payment.missing
+    found = {utility: RunningAlpha(utility, missing) for utility in config.scoring.utilities}
     for one in rounds:
         for each in found.values():
             each.add(one)
@@ -499,11 +500,11 @@ PRIVATE = ("score", "payout")
 """Kinds of records that the server writes about one member, whom the body names."""
 
 
-def after_round(rounds: Sequence[Round], scoring: Scoring) -> Iterator[tuple[str, dict[str, Any]]]:
+def after_round(rounds: Sequence[Round], config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the kind and body of each record that the server writes after the last of these rounds."""
-    last, sums = rounds[-1], running(rounds, scoring)
+    last, sums = rounds[-1], running(rounds, config)
     told = stated(sums)
-    if scoring.visibility == "all":
+    if config.scoring.visibility == "all":
         yield "scores", {"round": last.number, "cumulative_alpha": told}
         return
     yield "totals", {"round": last.number, "utilities": totals(last, sums)}
@@ -600,9 +601,10 @@ def reader_of(records: Sequence[Record], members: Sequence[str], given: str | No
 
 
 def check_stated(
-    records: Sequence[Record], rounds: Sequence[Round], scoring: Scoring, reader: str | None
+    records: Sequence[Record], rounds: Sequence[Round], config: Config, reader: str | None
 ) -> None:
     """Recompute what the server stated after each round; in a member's copy, only what that member can."""
+    scoring = config.scoring
     kinds = ("scores",) if scoring.visibility == "all" else ("totals", "score")
     stated_in: dict[int, list[Record]] = {one.number: [] for one in rounds}
     closed = 0
@@ -613,7 +615,7 @@ def check_stated(
                 if record.author != SERVER or (not record.withheld and record.body["round"] != closed):
                     raise LedgerError(f"expected what the server states after round {closed}")
                 stated_in[closed].append(record)
-    sums, heard = running((), scoring), set[str]()
+    sums, heard = running((), config), set[str]()
     for one in rounds:
         for place, record in enumerate(stated_in[one.number]):
             with reading(record):

@@ -108,12 +108,12 @@ def _read(
             raise differs
         found = recorded(ledger, utility=utility)
         part, pool = part_of(found.ledger), first_body(found.ledger, "pool")
-        source = source_of(found.content, found, missing=missing or found.config.scoring.missing)
+        source = source_of(found.content, found, missing=missing or found.config.payment.missing)
         return ComparedRun(str(path), Facts(source, score=score), part.id, part, pool)
     file = scores_in(path) if path.is_dir() else path
     content = read_content(file, utility=utility, form=form)
     config = of_folder(path) if (path / "config.toml").is_file() else None
-    counts = missing or (config.scoring.missing if config else "zero")
+    counts = missing or (config.payment.missing if config else "zero")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     return ComparedRun(
         str(path), Facts(source_of(content, None, config, missing=counts), score=score), digest

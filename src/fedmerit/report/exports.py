@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from fedmerit.config import Config, of_folder
+from fedmerit.config import Config, Payment, of_folder
 from fedmerit.errors import InputError, MissingExtra, UndefinedShares
+from fedmerit.ledger.decisions import Terms
 from fedmerit.scoring.accumulate import Missing, accumulate, number_of
 from fedmerit.scoring.files import LEDGER, read_content, scores_in
-from fedmerit.scoring.rewards import USUAL_RULE, shares
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.spreadsheets import sheet_text
 from fedmerit.scoring.types import Reports, Scores
@@ -172,15 +172,15 @@ def settled_curves(account: Account, place: int, *, missing: Missing = "zero") -
     return found
 
 
-def summary_of(rounds: Sequence[Reports], *, missing: Missing = "zero") -> dict[str, float]:
+def summary_of(rounds: Sequence[Reports], payment: Payment) -> dict[str, float]:
     """Return the result of a finished run: contributions, and shares if there are any."""
-    return _result(accumulate(rounds, missing=missing))
+    return _result(accumulate(rounds, missing=payment.missing), payment)
 
 
-def _result(total: Scores) -> dict[str, float]:
+def _result(total: Scores, payment: Payment) -> dict[str, float]:
     found = {f"total contribution/{name}": value for name, value in total.as_dict().items()}
     with suppress(UndefinedShares):  # without shares there are no points for them
-        divided = shares(total, USUAL_RULE)
+        divided = Terms.agreed(payment, "0", "", total.score).divide(total)
         found |= {f"share/{name}": value for name, value in divided.items()}
     return found
 
@@ -207,7 +207,7 @@ def tracked(
             return
         rounds = _scored(folder)
         if rounds and rounds[-1].round == step.round:
-            points = curves(rounds, missing=config.scoring.missing)
+            points = curves(rounds, missing=config.payment.missing)
             for tracker in trackers:
                 tracker.round(step.round, points)
 
@@ -220,10 +220,10 @@ def tracked(
             tracker.end(None)
         raise
     rounds = _scored(folder) if trackers else []
-    summary = summary_of(rounds, missing=config.scoring.missing) if rounds else {}
+    summary = summary_of(rounds, config.payment) if rounds else {}
     account = _settled(folder) if trackers and config.settles else None
     if account is not None:
-        summary = _result(account.scores(config.scoring.missing))
+        summary = _result(account.scores(config.payment.missing), config.payment)
         for tracker in trackers if not rounds else ():
             _send(tracker, account, config)
     for tracker in trackers:
@@ -241,21 +241,21 @@ def replay(folder: Path, tracker: Tracker) -> int:
     account = found.accounts[-1] if found and found.accounts else None
     tracker.start(config.as_dict())
     for k, one in enumerate(rounds, start=1):
-        points = curves(rounds[:k], missing=config.scoring.missing)
+        points = curves(rounds[:k], missing=config.payment.missing)
         tracker.round(number_of(one, k), points)
     if account is None:
-        tracker.end(summary_of(rounds, missing=config.scoring.missing))
+        tracker.end(summary_of(rounds, config.payment))
         return len(rounds)
     if not rounds:
         _send(tracker, account, config)
-    tracker.end(_result(account.scores(config.scoring.missing)))
+    tracker.end(_result(account.scores(config.payment.missing), config.payment))
     return len(rounds or account.rounds)
 
 
 def _send(tracker: Tracker, account: Account, config: Config) -> None:
     """Send all settled rounds: their scores are known only after the last one."""
     for place, one in enumerate(account.rounds, start=1):
-        tracker.round(one.round, settled_curves(account, place, missing=config.scoring.missing))
+        tracker.round(one.round, settled_curves(account, place, missing=config.payment.missing))
 
 
 def _settled(folder: Path) -> Account | None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import InputError, UndefinedScore, UndefinedShares
-from fedmerit.ledger.decisions import Decision, Terms, cents
+from fedmerit.ledger.decisions import Decision, Terms
 from fedmerit.notes import Note
 from fedmerit.report.findings import AbsenceCost, Companion, Influence, RuleFacts
 from fedmerit.report.source import Source
@@ -23,7 +23,7 @@ from fedmerit.report.standings import Standings, better_than
 from fedmerit.scoring.accumulate import Missing
 from fedmerit.scoring.agreement import agreement
 from fedmerit.scoring.files import totals_of
-from fedmerit.scoring.rewards import Rule, Shares, payouts, shares
+from fedmerit.scoring.rewards import Rule, payouts
 from fedmerit.scoring.scores import influence
 from fedmerit.scoring.share_intervals import PaidApart, Spans, paid_apart, share_intervals, visible_gaps
 from fedmerit.scoring.types import Reports, Scores
@@ -53,10 +53,7 @@ class Facts(Standings):
     @property
     def terms(self) -> Terms:
         """The terms of the decision in force, or the usual ones."""
-        usual = Terms(
-            "0", str(self.utility), rule=self.usual_rule, score=self.ranked_by, missing=self.source.missing
-        )
-        return self.decision.terms if self.decision else usual
+        return self.decision.terms if self.decision else self.agreed
 
     @property
     def paid_by(self) -> str | None:
@@ -80,16 +77,15 @@ class Facts(Standings):
 
     @property
     def usual(self) -> bool:
-        """Whether the terms pay by the contribution that ranks members here, without bounds on shares."""
-        return not self.other_basis and (self.terms.floor, self.terms.cap) == (0.0, 1.0)
+        """Whether the terms pay by the contribution that ranks members here, and by the rule alone."""
+        terms = self.terms
+        return not self.other_basis and (terms.equal, terms.floor, terms.cap) == (0.0, 0.0, 1.0)
 
     @cached_property
     def spans(self) -> Spans | None:
         """The intervals of the decided shares, with the real names; None if they are unknown."""
-        one, terms = self.decision, self.terms
-        if one is None or one.total is None:
-            return None
-        return share_intervals(one.total, one.shares, floor=terms.floor, cap=terms.cap, formula=terms.formula)
+        one = self.decision
+        return None if one is None or one.total is None else share_intervals(one.total, one.shares)
 
     @cached_property
     def _decided_better(self) -> npt.NDArray[np.bool_] | None:
@@ -140,16 +136,16 @@ class Facts(Standings):
         said: tuple[str, ...] = ()
         problem, names = "", self.source.names
         try:
-            said = self._divided(self.payable, rule).notes
+            said = self.terms.divide(self.payable, self.liars(self.source), rule).notes
         except UndefinedShares as error:
             problem = error.note
         except InputError as error:
             problem = str(error)
         try:
-            divided = self._divided(total, rule)
+            divided = self.terms.divide(total, self.liars(self.original or self.source), rule)
         except (UndefinedShares, InputError):
             return RuleFacts(rule, problem or Note("no-division"), {}, 1, {}, ())
-        spans = share_intervals(total, divided, floor=self.terms.floor, cap=self.terms.cap)
+        spans = share_intervals(total, divided)
         apart = self.apart({names[name]: share for name, share in divided.items()})
         ratios = {names[name]: share.as_integer_ratio() for name, share in divided.items()}
         one = math.lcm(*(bottom for _, bottom in ratios.values()))
@@ -163,10 +159,6 @@ class Facts(Standings):
             spans=None if spans is None else {names[name]: span for name, span in spans.items()},
             apart=apart,
         )
-
-    def _divided(self, total: Scores, rule: Rule) -> Shares:
-        terms = self.terms
-        return shares(total, rule, floor=terms.floor, cap=terms.cap, on_undefined=terms.on_undefined)
 
     def absence_cost(self, client: str) -> AbsenceCost | None:
         """Compare the decision with one in which only this member's missed rounds count the other way.
@@ -182,21 +174,22 @@ class Facts(Standings):
         place = total.clients.index(client)
         if total.coverage[place] >= 1:
             return None
-        other = self._counted_otherwise
+        otherwise = self._counted_otherwise
         mixed: dict[str, Any] = {
             field: np.array(one)  # errors and what they follow from too
             for field in ("raw", "stderr", "blocks", "sketch")
-            if (one := getattr(total, field)) is not None and getattr(other, field) is not None
+            if (one := getattr(total, field)) is not None and getattr(otherwise, field) is not None
         }
         for field, array in mixed.items():
-            array[..., place] = getattr(other, field)[..., place]
+            array[..., place] = getattr(otherwise, field)[..., place]
         raw = mixed["raw"]
         try:
-            divided = terms.divide(replace(total, values=raw, **mixed))
-            other_cents: int | None = cents(payouts(divided, terms.budget)[client])
+            divided = terms.divide(replace(total, values=raw, **mixed), decision.shares.forfeits)
+            other = payouts(divided, terms.budget, terms.currency or None)
+            other_cents: int | None = other.cents(other[client])
         except UndefinedShares:
             other_cents = None
-        paid = cents(decision.paid[client])
+        paid = decision.paid.cents(decision.paid[client])
         return AbsenceCost(float(total.raw[place]), float(raw[place]), paid, other_cents)
 
     @cached_property

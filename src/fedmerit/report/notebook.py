@@ -113,7 +113,7 @@ class Run:
     @cached_property
     def decisions(self) -> tuple[Decision, ...]:
         """Who is paid what, in the order in which it was decided; the last decision counts."""
-        return tuple(decisions_of(self.record.ledger, self.record.rounds, self.config.scoring))
+        return tuple(decisions_of(self.record.ledger, self.record.rounds, self.config))
 
     def frame(self, of: Part = "scores") -> Any:
         """Return a pandas frame: scores by member, scores by round and member, or decisions by member."""
@@ -171,8 +171,7 @@ class Run:
 
     @cached_property
     def _source(self) -> Any:
-        scoring = self.config.scoring
-        return source_of(self.record.content, self.record, missing=scoring.missing)
+        return source_of(self.record.content, self.record, missing=self.config.payment.missing)
 
 
 def _turned(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, list[Any]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmerit.config import Config, Corruption, of_folder
+from fedmerit.config import Config, Corruption, Payment, of_folder
 from fedmerit.errors import FedmeritError, FileFormatError, LedgerError, StoreError
 from fedmerit.heading import NO_HEADING, Heading
 from fedmerit.ledger.account import Account, SettledRound, total_of
@@ -178,6 +178,11 @@ class Source:
         return planted(self.corruption, self.names if self.pseudonyms else None)
 
     @property
+    def payment(self) -> Payment:
+        """The terms of payment in the settings, or the usual ones; without settings, of no currency."""
+        return Payment(currency="") if self.settings is None else Payment(**self.settings["payment"])
+
+    @property
     def game(self) -> str | None:
         """The game of the run; None if there is nothing but reports."""
         return None if self.settings is None else str(self.settings["scoring"]["game"])
@@ -214,8 +219,8 @@ def read_source(path: str | Path, form: SheetForm = FOUND_OUT) -> Source:
     if (path / "config.toml").is_file():
         config = of_folder(path)
         decisions = source.book.decisions if source.book else ()
-        heading = (decisions[-1].heading if decisions else NO_HEADING).over(config.report.heading)
-        source = replace(source, settings=config.as_dict(), missing=config.scoring.missing, heading=heading)
+        heading = (decisions[-1].heading if decisions else NO_HEADING).over(config.heading)
+        source = replace(source, settings=config.as_dict(), missing=config.payment.missing, heading=heading)
         if source.corruption == Corruption():  # no readable ledger names any
             source = replace(source, corruption=config.corruption)
     return replace(source, costs=read_costs(path), run_name=path.resolve().name)
@@ -242,7 +247,7 @@ def source_of(
         unreported=() if run and run.accounts else unreported(rounds),
         settings=settings.as_dict() if settings else None,
         corruption=settings.corruption if settings else Corruption(),
-        heading=settings.report.heading if settings else NO_HEADING,
+        heading=settings.heading if settings else NO_HEADING,
         book=LedgerFacts({}, {}, rounds, (), run.ledger.head, len(run.ledger)) if run else None,
         names={name: name for name in content.clients},
         spans=spans_of([(part.name, len(part.rounds)) for part in run.runs]) if run else (),
@@ -287,7 +292,7 @@ def source_as_decided(
         settings=config.as_dict(),
         corruption=config.corruption,
         book=LedgerFacts(run or {}, {}, counted, (decision,), head, decision.record),
-        heading=decision.heading.over(config.report.heading),
+        heading=decision.heading.over(config.heading),
         names={name: name for name in clients},
         spans=spans_of([*earlier, ("", decision.rounds)]),
         accounts=tuple(accounts),
@@ -326,7 +331,7 @@ def _of_run(folder: Path) -> Source:
         found = recorded(ledger)
         corruption, rounds, scoring = found.config.corruption, found.rounds, found.config.scoring
         run, pool = first_body(ledger, "run"), first_body(ledger, "pool")
-        decisions = tuple(decisions_of(ledger, rounds, scoring))
+        decisions = tuple(decisions_of(ledger, rounds, found.config))
         book = LedgerFacts(run, pool, rounds, decisions, ledger.head, len(ledger))
     except StoreError:  # nothing is scored yet
         raise

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import UndefinedShares
+from fedmerit.errors import InputError, UndefinedShares
 from fedmerit.ledger.account import SettledRound, total_of
+from fedmerit.ledger.decisions import Terms, liars_in
 from fedmerit.notes import Note
 from fedmerit.report.findings import (
     Absence,
@@ -26,7 +27,7 @@ from fedmerit.scoring.accumulate import Missing, ScoredRound, accumulate, number
 from fedmerit.scoring.convergence import Convergence, convergence_of
 from fedmerit.scoring.doubts import Doubt, doubts
 from fedmerit.scoring.files import scores_of
-from fedmerit.scoring.rewards import USUAL_RULE, Rule, Shares, shares
+from fedmerit.scoring.rewards import Shares
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.share_intervals import PaidApart, paid_apart, share_intervals
 from fedmerit.scoring.types import UNIT_UTILITIES, Reports, Scores
@@ -82,9 +83,15 @@ class Standings:
         return not self.settled or all(one.scores is not None for one in self.source.settled_rounds)
 
     @property
-    def usual_rule(self) -> Rule:
-        """The rule that pays unless somebody chooses another one."""
-        return USUAL_RULE
+    def agreed(self) -> Terms:
+        """The terms that pay unless somebody chooses others: those of the settings."""
+        payment, currency = self.source.payment, self.source.heading.currency
+        made = Terms.agreed(payment, "0", str(self.utility), self.ranked_by)
+        return replace(made, missing=self.source.missing, currency=currency)
+
+    def liars(self, source: Source) -> tuple[str, ...]:
+        """Return everybody whom the settlement named, if it ranks members."""
+        return liars_in(source.accounts) if self.settled else ()
 
     # ------------------------------------------------------------------------------------------ who, how much
 
@@ -157,9 +164,11 @@ class Standings:
     def _usual(self) -> tuple[Shares | None, tuple[str, ...]]:
         """The shares of the usual rule, if there are any, and the notes on them."""
         try:
-            divided = shares(self.total, self.usual_rule)
+            divided = self.agreed.divide(self.total, self.liars(self.source))
         except UndefinedShares as error:
             return None, (Note("no-shares", why=error.note),)
+        except InputError as error:  # terms for another number of members, or for another score
+            return None, (Note("no-shares", why=str(error)),)
         return divided, divided.notes
 
     @property

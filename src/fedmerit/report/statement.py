@@ -18,7 +18,7 @@ from typing import Any, Literal
 from fedmerit.config import VERSION, Config
 from fedmerit.ledger.account import Account
 from fedmerit.ledger.chain import Ledger
-from fedmerit.ledger.decisions import Decision, cents
+from fedmerit.ledger.decisions import Decision, departs
 from fedmerit.ledger.records import first_body
 from fedmerit.notes import day, formatted, planted, words
 from fedmerit.protocol.outcome import Round
@@ -40,6 +40,7 @@ from fedmerit.report.text import (
     worth,
 )
 from fedmerit.scoring.files import LEDGER
+from fedmerit.scoring.rewards import money_of
 from fedmerit.scoring.share_intervals import amounts_within
 from fedmerit.storage.run_folder import write
 
@@ -190,6 +191,8 @@ def _blocks(facts: Facts, client: str) -> Iterator[Block]:
     marks = INSIDE
     decision, book = _decided(facts)
     yield "h1", words("statement.title", client=client)
+    if told := departs(decision.departures):
+        yield "lead", words("statement.departs", marks, text=told)
     if about_it := words("list.clause").join(_identity(facts)):
         yield "p", about_it
     if faults := _planted(facts, client):
@@ -391,7 +394,7 @@ def _did(facts: Facts, client: str) -> Iterator[str]:
 def _earns(facts: Facts, client: str, marks: Mapping[str, str]) -> Iterator[str]:
     decision, _ = _decided(facts)
     standing, terms = facts.standing.get(client), decision.terms
-    budget, nothing = _money(facts, decision.paid.budget), _money(facts, Decimal(0))
+    budget, nothing = _money(facts, decision.paid.budget), _money(facts, decision.paid.nothing)
     if standing is None:
         code = "statement.never-stated" if facts.settled else "statement.never"
         yield words(code, marks, amount=nothing, budget=budget)
@@ -411,6 +414,8 @@ def _earns(facts: Facts, client: str, marks: Mapping[str, str]) -> Iterator[str]
         yield words("statement.score", score=score, total=total, measure=measure, gain=gain)
     if decision.shares.status != "ok":
         yield words("pay.fallback")
+    if part := decision.shares.forfeits.get(client):
+        yield words("statement.forfeited", part=part)
     if standing.total < 0 and terms.rule != "equal":
         yield words("statement.below")
     yield from _judged(facts, client)
@@ -418,8 +423,8 @@ def _earns(facts: Facts, client: str, marks: Mapping[str, str]) -> Iterator[str]
 
 def _money(facts: Facts, amount: Decimal | int) -> str:
     """Return an amount, or a number of cents, with the currency of the decision."""
-    exact = Decimal(amount) / 100 if isinstance(amount, int) else amount
-    return money_text(exact, facts.source.heading.currency)
+    currency = facts.terms.currency
+    return money_text(money_of(amount, currency) if isinstance(amount, int) else amount, currency)
 
 
 def _judged(facts: Facts, client: str) -> Iterator[str]:
@@ -513,6 +518,7 @@ def _share_sure(facts: Facts, client: str) -> Iterator[str]:
 def as_dict(facts: Facts, client: str) -> dict[str, Any]:
     """Return a member's statement as a dictionary for JSON."""
     decision, book = _decided(facts)
+    paid = decision.paid
     standing, like, cost = facts.standing.get(client), facts.alike.get(client), facts.absence_cost(client)
     spans = None if facts.spans is None or client not in facts.spans else facts.spans
     ends = None if spans is None else amounts_within(spans, decision.paid)
@@ -526,6 +532,7 @@ def as_dict(facts: Facts, client: str) -> dict[str, Any]:
         "head": book.head,
         **({"after": [list(one) for one in decision.after]} if decision.after else {}),
         **vars(decision.terms),
+        "departures": {one.term: {"signed": one.signed, "used": one.used} for one in decision.departures},
         "planted": _planted(facts, client),
         "doubts": [str(doubt) for doubt in decision.doubts],
         "rounds": {
@@ -536,8 +543,8 @@ def as_dict(facts: Facts, client: str) -> dict[str, Any]:
         **({"settlement": own_settlement(facts, client)} if facts.settled else {}),
         "aborted": list(facts.source.aborted),
         "unreported": list(facts.source.unreported),
-        "cents": cents(decision.paid.by_client.get(client, Decimal(0))),
-        "cents_interval": None if ends is None else [cents(end) for end in ends[client]],
+        "cents": paid.cents(paid.by_client.get(client, paid.nothing)),
+        "cents_interval": None if ends is None else [paid.cents(end) for end in ends[client]],
         "share": decision.shares.by_client.get(client, 0.0),
         "share_interval": None if spans is None else list(spans[client]),
         "contribution": None if standing is None else standing.total,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich import box
@@ -218,11 +217,11 @@ def print_payouts(
     """
     _warn(console, [*([warning] if warning else []), *doubts])
     best_first = sorted(paid.items(), key=lambda item: (-item[1], item[0]))
-    best_first += [(name, Decimal(0)) for name in unscored]
+    best_first += [(name, paid.nothing) for name in unscored]
     columns = {
         words("terminal.member"): [printable(name) for name, _ in best_first],
         words("terminal.share"): [share_text(divided.by_client.get(name, 0.0), 2) for name, _ in best_first],
-        words("terminal.payout"): [f"{amount:,.2f}" for _, amount in best_first],
+        words("terminal.payout"): [f"{amount:,}" for _, amount in best_first],
     }
     if spans is not None:
         amounts = amounts_within(spans, paid)

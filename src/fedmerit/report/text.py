@@ -103,7 +103,7 @@ def level_change(facts: Facts, value: float, *, sign: str = "+") -> str:
 
 def money_text(amount: Decimal, currency: str = "") -> str:
     """Return an amount of money, with its currency if that is known."""
-    told = formatted(amount, ",.2f")
+    told = formatted(amount, ",")
     if not currency:
         return told
     return words("number.money" if currency.isalpha() else "number.sign", amount=told, currency=currency)
@@ -134,7 +134,7 @@ def span_text(span: tuple[float, float] | None, digits: int = 1) -> str:
 
 def amounts_text(span: tuple[Decimal, Decimal] | None) -> str:
     """Return the interval of an amount, or a dash."""
-    return "-" if span is None else f"{formatted(span[0], ',.2f')}-{formatted(span[1], ',.2f')}"
+    return "-" if span is None else f"{money_text(span[0])}-{money_text(span[1])}"
 
 
 def sure_share_text(one: Standing) -> str:
@@ -345,12 +345,12 @@ def signed_by(facts: Facts) -> str:
 def about(terms: Terms) -> str:
     """Return what the rule of these terms does, and within which bounds.
 
-    >>> about(Terms("1", "accuracy", score="LOO"))
+    >>> about(Terms("1", "accuracy", rule="fair", score="LOO"))
     'Shares are in proportion to the summed LOO; a member below zero earns nothing.'
     """
     rule = words(f"rule.{terms.rule}", score=noun(terms.score))
-    if terms.rule == "fenced" and terms.formula == 1:
-        rule = words("pay.fenced-before", score=noun(terms.score))
+    if terms.equal and terms.rule in ("fair", "fenced"):
+        rule = words("bound.equal", equal=terms.equal, score=noun(terms.score), rule=rule)
     floor, cap = terms.floor > 0, terms.cap < 1
     if not (floor or cap):
         return rule
@@ -373,9 +373,9 @@ OPTION = "fedmerit rewards --on-undefined"
 def on_terminal(text: str, option: str = OPTION) -> str:
     """Return a message of the library that names the option in place of the argument.
 
-    >>> fenced = Note("all-fenced", score="LOO")
-    >>> print(on_terminal(Note("undefined-decided", reason=fenced, decided="zero"), "--on-undefined"))
-    the fence leaves no positive LOO: the others' scores are all too low; --on-undefined zero decided
+    >>> why = Note("status", score="FP", status="reversed")
+    >>> print(on_terminal(Note("undefined-decided", reason=why, decided="zero"), "--on-undefined"))
+    FP has status 'reversed', not 'ok'; --on-undefined zero decided
     """
     return text.worded("note-on-terminal", option=option) if isinstance(text, Note) else text
 

@@ -10,7 +10,7 @@ Its modules::
     uncertainty       intervals, significant differences between pairs, ranks
     doubts            whether reports can be believed
     rewards           scores -> shares -> cents
-    shrinkage         the rules "shrunk" and "fenced": scores pulled towards their mean, and a fence
+    fence             the rule "fenced", and how far stated errors count
     share_intervals   how sure shares and amounts are, and which ties are paid apart
     amounts           numbers and amounts of money as people write them
     spreadsheets      tables of text in every form that spreadsheet programs write

@@ -60,12 +60,35 @@ XOF XPF YER ZAR ZMW ZWG
 """
 CURRENCIES = frozenset(_CODES.split())
 """Codes of ISO 4217 for money that is in use."""
+_UNITS = {
+    0: "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX VND VUV XAF XOF XPF",
+    3: "BHD IQD JOD KWD LYD OMR TND",
+}
+_DECIMALS = {code: decimals for decimals, codes in _UNITS.items() for code in codes.split()}
 _SIGNS = {"€": "EUR"} | {sign: sign for sign in "$£¥₩₪₴₹₺₽"}  # other signs stand for several currencies
 _CURRENCY = r"[A-Za-z]{3}|[" + "".join(_SIGNS) + "]"
 _AMOUNT = re.compile(
     rf"(?P<before>{_CURRENCY})?[{BLANKS}]*(?P<number>[0-9]([0-9.,'\u2019{BLANKS}]*[0-9])?)[{BLANKS}]*"
     rf"(?P<after>{_CURRENCY})?"
 )
+
+
+def decimals_of(currency: str | None) -> int:
+    """Return how many decimals amounts in a currency have; two if it is unknown, a sign, or None.
+
+    >>> decimals_of("EUR"), decimals_of("JPY"), decimals_of("KWD"), decimals_of(None)
+    (2, 0, 3, 2)
+    """
+    return _DECIMALS.get(currency or "", 2)
+
+
+def decimals_assumed(currency: str) -> bool:
+    """Return whether nobody knows how many decimals amounts have: ¥ and ₩ may be currencies without any.
+
+    >>> decimals_assumed("XBT"), decimals_assumed("¥"), decimals_assumed("$"), decimals_assumed("JPY")
+    (True, True, False, False)
+    """
+    return currency not in CURRENCIES and currency not in (set(_SIGNS) - set("¥₩"))
 
 
 def amount_of(text: str) -> tuple[Decimal, str | None]:
@@ -94,7 +117,7 @@ def amount_of(text: str) -> tuple[Decimal, str | None]:
     if len(found) > 1:
         one, other = sorted(found, key=Decimal, reverse=True)
         raise InputError(
-            f"{text!r:.100} can be read as {one} and as {other}: write it without a mark for thousands or "
-            f"with two decimals, such as {one}.00"
+            f"{text!r:.100} can be read as {one} and as {other}: write it without a mark for thousands, "
+            f"such as {one}"
         )
     return Decimal(found.pop()), codes[0] if codes else None

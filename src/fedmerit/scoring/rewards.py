@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from fedmerit.errors import InputError, UndefinedShares
 from fedmerit.notes import Note, code_of
-from fedmerit.scoring.amounts import amount_of
-from fedmerit.scoring.scores import median_of_others, sum_of_others
-from fedmerit.scoring.shrinkage import Pull, believed, pulled
+from fedmerit.scoring.amounts import amount_of, decimals_of
+from fedmerit.scoring.fence import Fence, believed, fenced
+from fedmerit.scoring.scores import sum_of_others
 from fedmerit.scoring.types import Scores, Vector, rounding, settle
+from fedmerit.scoring.uncertainty import sure_signs
 from fedmerit.scoring.validate import is_number, number
 
 # --------------------------------------------------------------------------------------------------- cents
@@ -34,13 +36,23 @@ _LARGEST_BUDGET = 10**24  # its cents fit into Decimal's default precision, so s
 class Payouts(Mapping[str, Decimal]):
     """Amounts by name, exact to the cent. The amounts and ``unpaid`` add up to ``budget`` exactly.
 
-    ``currency`` is the one that the budget named, if it did.
+    A cent is the smallest unit of the currency: a yen in JPY, a thousandth in KWD, a hundredth if no currency
+    or an unknown one is named. ``currency`` is None if nobody named one.
     """
 
     by_client: Mapping[str, Decimal]
     budget: Decimal
     unpaid: Decimal
     currency: str | None = None
+
+    @property
+    def nothing(self) -> Decimal:
+        """An amount of 0, with the decimals of the currency."""
+        return self.budget - self.budget
+
+    def cents(self, amount: Decimal) -> int:
+        """Return one of the amounts in cents."""
+        return int(amount.scaleb(decimals_of(self.currency)))
 
     def __getitem__(self, client: str) -> Decimal:
         return self.by_client[client]
@@ -52,7 +64,9 @@ class Payouts(Mapping[str, Decimal]):
         return len(self.by_client)
 
 
-def payouts(shares: Mapping[str, float | Fraction | Decimal], budget: str | int | Decimal) -> Payouts:
+def payouts(
+    shares: Mapping[str, float | Fraction | Decimal], budget: str | int | Decimal, currency: str | None = None
+) -> Payouts:
     r"""Divide a budget by shares into whole cents that, with ``unpaid``, add up to it exactly.
 
     Each client gets its share of the budget rounded down, and the cents left over go to the largest
@@ -62,21 +76,29 @@ def payouts(shares: Mapping[str, float | Fraction | Decimal], budget: str | int 
 
     Args:
         shares: name -> share, from :func:`~fedmerit.shares` or any mapping that sums to at most 1.
-        budget: an amount with at most 2 decimals: an int, a Decimal, or text such as "10000.00",
-            "10,000.00" or "10 000,00 EUR" (see :func:`~fedmerit.scoring.amounts.amount_of`). A float is
-            refused, because it has no exact cents.
+        budget: an int, a Decimal, or text such as "10000.00", "10,000.00" or "10 000,00 EUR" (see
+            :func:`~fedmerit.scoring.amounts.amount_of`), with no more decimals than the currency has. A float
+            is refused, because it has no exact cents.
+        currency: as in ISO 4217, if the budget does not name it. It decides how many decimals amounts have:
+            none in JPY, three in KWD, two in most; also two without a currency or in an unknown one.
 
     >>> paid = payouts({"A": 1 / 3, "B": 1 / 3, "C": 1 / 3}, budget="100.00")
     >>> {name: str(amount) for name, amount in paid.items()}
     {'A': '33.34', 'B': '33.33', 'C': '33.33'}
+    >>> {name: str(amount) for name, amount in payouts({"A": 0.5, "B": 0.5}, "101 JPY").items()}
+    {'A': '51', 'B': '50'}
     """
-    divided = division(shares, budget)
+    named = _amount(budget)[1] if isinstance(budget, str) else None
+    if named and currency and named != {"€": "EUR"}.get(currency, currency):
+        raise InputError(f"budget: expected an amount in {currency}, got one in {named}")
+    currency = currency or named or None
+    divided = division(shares, budget, currency)
     amounts = {name: divided.cents_of(name, share) for name, share in shares.items()}
     return Payouts(
-        by_client={name: _money(amount) for name, amount in amounts.items()},
-        budget=_money(divided.cents),
-        unpaid=_money(divided.cents - sum(amounts.values())),
-        currency=_amount(budget)[1] if isinstance(budget, str) else None,
+        by_client={name: money_of(amount, currency) for name, amount in amounts.items()},
+        budget=money_of(divided.cents, currency),
+        unpaid=money_of(divided.cents - sum(amounts.values()), currency),
+        currency=currency,
     )
 
 
@@ -113,9 +135,11 @@ class Division:
         return amount + more
 
 
-def division(shares: Mapping[str, float | Fraction | Decimal], budget: str | int | Decimal) -> Division:
+def division(
+    shares: Mapping[str, float | Fraction | Decimal], budget: str | int | Decimal, currency: str | None = None
+) -> Division:
     """Return how :func:`payouts` divides a budget by these shares."""
-    cents = _cents(budget)
+    cents = _cents(budget, currency)
     parts, one = _integers(shares)
     total = sum(parts.values())
     if total - one > one // _WHOLE:
@@ -180,18 +204,23 @@ def _ratio(name: str, share: float | Fraction | Decimal) -> tuple[int, int]:
         raise InputError(f"share of {name!r} must be a finite number, got {share!r}") from error
 
 
-def _cents(budget: str | int | Decimal) -> int:
+def _cents(budget: str | int | Decimal, currency: str | None) -> int:
     if isinstance(budget, np.integer):
         budget = int(budget)
     if isinstance(budget, bool) or not isinstance(budget, str | int | Decimal):
         why = "; a float has no exact cents" if isinstance(budget, float) else ""
         raise InputError(f"budget must be text, int or Decimal, like '10000.00', got {budget!r}{why}")
-    amount = _amount(budget)[0] if isinstance(budget, str) else Decimal(budget)
+    amount, named = _amount(budget) if isinstance(budget, str) else (Decimal(budget), None)
     if not amount.is_finite() or not 0 <= amount < _LARGEST_BUDGET:
         raise InputError(f"budget must be finite, at least 0 and below 1e24, got {budget!r}")
-    cents = Fraction(amount) * 100
-    if cents.denominator != 1 or (isinstance(budget, str) and int(amount.as_tuple().exponent) < -2):
-        raise InputError(f"budget must have at most 2 decimals, got {budget!r}")
+    decimals = decimals_of(currency := currency or named)
+    cents = Fraction(amount) * 10**decimals
+    written = -int(amount.as_tuple().exponent) if isinstance(budget, str) else 0
+    if cents.denominator != 1 or written > max(decimals, 2):
+        raise InputError(
+            f"budget must have at most {decimals} decimals{f' in {currency}' if currency else ''}, "
+            f"got {budget!r}"
+        )
     return int(cents)
 
 
@@ -202,22 +231,24 @@ def _amount(budget: str) -> tuple[Decimal, str | None]:
         raise InputError(f"budget: {error}") from error
 
 
-def spelled(budget: str) -> str:
+def spelled(budget: str, currency: str | None = None) -> str:
     """Return a budget in the form in which it is recorded.
 
-    >>> spelled("0750.5")
-    '750.50'
+    >>> spelled("0750.5"), spelled("10 000 JPY")
+    ('750.50', '10000')
     """
-    return str(_money(_cents(budget)))
+    currency = currency or _amount(budget)[1]
+    return str(money_of(_cents(budget, currency), currency))
 
 
-def _money(cents: int) -> Decimal:
-    return Decimal(f"{cents // 100}.{cents % 100:02d}")
+def money_of(cents: int, currency: str | None) -> Decimal:
+    """Return a number of cents as an amount with the decimals of the currency."""
+    return Decimal(f"{cents}e-{decimals_of(currency)}")
 
 
 # -------------------------------------------------------------------------------------------------- shares
 
-Rule = Literal["fair", "shrunk", "fenced", "impartial", "equal"]
+Rule = Literal["fair", "fenced", "impartial", "equal"]
 Negative = Literal["zero", "refuse"]
 OnUndefined = Literal["refuse", "equal", "zero"]
 
@@ -229,11 +260,8 @@ _NOTHING = 1e-12  # utility that may be left by rounding alone
 _LEAST = 1e-200  # a weight that is smaller beside the largest one cannot be scaled with full precision
 
 
-USUAL_RULE: Rule = "shrunk"
-"""The rule that commands and the page use unless another one is chosen; :func:`shares` itself uses "fair"."""
-FORMULA = 2
-"""Version of the formulas behind the rules. Version 1, of earlier decisions: "fenced" by :func:`fence`, which
-is not monotone, scores that only rounding separates from 0 had a weight, and errors counted however large."""
+USUAL_RULE: Rule = "fenced"
+"""The rule unless another one is chosen, in Python, on the command line and on the page."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +277,12 @@ class Shares(Mapping[str, float]):
     status: Literal["ok", "undefined"] = "ok"
     unpaid: float = 0.0
     notes: tuple[str, ...] = ()
-    pull: Pull | None = None  # the numbers behind "shrunk" and "fenced"
+    fence: Fence | None = None  # the numbers behind "fenced"
+    equal: float = 0.0  # these four as in `shares`
+    floor: float = 0.0
+    cap: float = 1.0
+    forfeits: Mapping[str, float] = field(default_factory=dict)
+    among: int = 0  # how many clients take part in the equal part
 
     def __getitem__(self, client: str) -> float:
         return self.by_client[client]
@@ -263,72 +296,86 @@ class Shares(Mapping[str, float]):
 
 def shares(
     scores: Scores,
-    rule: Rule = "fair",
+    rule: Rule = USUAL_RULE,
     *,
+    equal: float = 0.0,
     floor: float = 0.0,
     cap: float = 1.0,
+    forfeits: Mapping[str, float] | None = None,
     negative: Negative = "zero",
     on_undefined: OnUndefined = "refuse",
-    formula: int = FORMULA,
 ) -> Shares:
     r"""Return the share of a reward that each client gets.
 
     .. math:: \text{fair: } \frac{w_i}{\sum_j w_j}, \quad w_i = \max(x_i, 0), \qquad
-              \text{shrunk: } \frac{m + b\,(w_i - m)}{\sum_j w_j}, \qquad
               \text{impartial: } \frac1N \Big(1 - \frac{1}{N-1}
               \sum_{j \ne i} \mathrm{clip}(x_j / D, 0, 1)\Big)
 
-    where x is ``scores.raw``, m the mean of w, b the part of its variance that is not noise, and D
-    ``scores.gain``. "shrunk" also has a fence: nobody gets more than four times the mean of the others, and
-    what is cut off is divided equally. "fenced" is the same with b = 1. `fedmerit.scoring.shrinkage` has the
-    whole formula and the proof that it never pays less for a higher score. "fair", "shrunk" and "fenced" sum
-    to 1. Under "impartial", a client's own report does not affect its own share at all. In return, the shares
-    are nearly equal, a part stays unpaid, D must be above 1e-12, and x must be ALPHA, LOO or IOI. "equal"
-    ignores the scores. N is the number of clients that have a score: a client that never reported gets
-    nothing under any rule, not even under "equal". A score that only rounding separates from 0 counts as 0.
+    where x is ``scores.raw`` and D ``scores.gain``. "fenced" is "fair" with a fence: nobody gets more than
+    four times the mean of the others, and what is cut off is divided equally. `fedmerit.scoring.fence` has
+    the whole formula and the proof that it never pays less for a higher score. "fair" and "fenced" sum to 1.
+    Under "impartial", a client's own report does not affect its own share at all. In return, the shares are
+    nearly equal, a part stays unpaid, D must be above 1e-12, and x must be ALPHA, LOO or IOI. "equal" ignores
+    the scores. N is the number of clients that have a score: a client that never reported gets nothing under
+    any rule, not even under "equal". A score that only rounding separates from 0 counts as 0.
 
-    All rules but "equal" need scores with status "ok". "fair", "shrunk" and "fenced" also need something to
-    divide: the positive scores must sum to more than 1e-12 and more than two standard errors. The standard
-    errors of the clients with a positive score are added up, because clients share their test samples and
-    errors may point the same way. So a client whose score rises above zero brings its error with it, and that
-    alone can leave scores without shares; where there are shares, a higher score never gets less. Clients
-    state their own errors, so an error counts up to four times the median of the others' errors, here and in
-    b; a note names whose.
+    With ``equal`` = e, "fair" and "fenced" divide only the rest, 1 - e. The part e is divided equally among
+    the K clients whose score is not surely below zero (`takes_part`): p_i -> (1 - e) p_i + e / K. A client
+    that contributes nothing then gets e / K.
+
+    All rules but "equal" need scores with status "ok". "fair" and "fenced" also need something to divide: the
+    positive scores must sum to more than 1e-12 and more than two standard errors. The standard errors of the
+    clients with a positive score are added up, because clients share their test samples and errors may point
+    the same way. So a client whose score rises above zero brings its error with it, and that alone can leave
+    scores without shares; where there are shares, a higher score never gets less. Clients state their own
+    errors, so an error counts up to four times the median of the others' errors; a note names whose.
 
     Args:
         scores: usually ``alpha`` summed over rounds (``accumulate``).
-        rule: "fair", "shrunk", "fenced", "impartial" or "equal".
+        rule: "fair", "fenced", "impartial" or "equal".
+        equal: which part is divided equally, 0 to 1; only for "fair" and "fenced".
         floor: smallest share a client may get, 0 to 1/N.
         cap: largest share a client may get, 1/N to 1. The difference that floor and cap make is spread over
             the other clients in proportion. Under "impartial" it changes ``unpaid`` instead, so that the rule
             stays impartial.
-        negative: what to do about a negative score. "zero" gives no share beyond the floor (under
-            "impartial", the score counts as zero in the others' shares) and adds a note. "refuse" raises; it
-            cannot be used with "impartial", where anybody could stop all payment by a negative report.
+        forfeits: client -> which part of its share it loses, 0 to 1. That part stays unpaid.
+        negative: what to do about a negative score. "zero" gives no share beyond the floor and the equal part
+            (under "impartial", the score counts as zero in the others' shares) and adds a note. "refuse"
+            raises; it cannot be used with "impartial", where anybody could stop all payment by a negative
+            report.
         on_undefined: what to do if the scores allow no shares: "refuse" raises, "equal" gives 1/N to each,
             "zero" gives the floor to each.
-        formula: version of the formulas; 1 recomputes decisions of earlier versions.
 
     >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[-1, 1, 3], raw=[-1, 1, 3], gain=4)
-    >>> dict(shares(s))
+    >>> dict(shares(s, "fair"))
     {'A': 0.0, 'B': 0.25, 'C': 0.75}
+    >>> dict(shares(s, "fair", equal=0.75, forfeits={"C": 1.0}))
+    {'A': 0.25, 'B': 0.3125, 'C': 0.0}
     >>> dict(shares(s, "impartial")), shares(s, "impartial").unpaid
     ({'A': 0.16666666666666666, 'B': 0.20833333333333334, 'C': 0.2916666666666667}, 0.33333333333333326)
     """
-    floor, cap = _check(scores, rule, floor, cap, negative, on_undefined, formula)
+    equal, floor, cap, lost = _check(scores, rule, equal, floor, cap, forfeits or {}, negative, on_undefined)
     below = [scores.clients[i] for i in np.flatnonzero(scores.raw < -rounding(scores.raw))]
     if below and negative == "refuse" and rule != "equal":
         raise UndefinedShares(Note("negative-refused", score=scores.score, clients=below))
     notes = _notes(scores, rule, below)
-    reason, how = _why_undefined(scores, rule, formula), None
+    reason, how, among = _why_undefined(scores, rule), None, 0
     if reason is None:
-        vector, how = by_rule(scores, rule, floor, cap, formula)
-        notes += _notes_on(scores, rule, formula, how)
+        takes = takes_part(scores) if equal else np.ones(scores.n, dtype=bool)
+        among = int(np.count_nonzero(takes)) if equal else 0
+        vector, how = by_rule(scores, rule, equal, takes, floor, cap)
+        notes += _notes_on(scores, rule, how)
+        if not takes.all():
+            left_out = [name for name, takes_it in zip(scores.clients, takes, strict=True) if not takes_it]
+            notes.append(Note("not-equal", clients=left_out))
     elif on_undefined == "refuse":
         raise UndefinedShares(Note("undefined", reason=reason))
     else:
         vector = np.full(scores.n, 1 / scores.n if on_undefined == "equal" else floor)
         notes.append(Note("undefined-decided", reason=reason, decided=on_undefined))
+    for name, part in lost.items():
+        vector[scores.clients.index(name)] *= 1 - part
+        notes.append(Note("forfeited", client=name, part=part))
     left = 1.0 - math.fsum(vector)
     return Shares(
         by_client=dict(zip(scores.clients, vector.tolist(), strict=True)),
@@ -336,96 +383,79 @@ def shares(
         status="ok" if reason is None else "undefined",
         unpaid=left if left > 1e-9 else 0.0,
         notes=tuple(notes),
-        pull=how,
+        fence=how,
+        equal=equal,
+        floor=floor,
+        cap=cap,
+        forfeits=lost,
+        among=among,
     )
 
 
-def fence(scores: Scores) -> Vector:
-    r"""Return the largest score each client was paid for under "fenced" of formula 1; infinite if no fence.
+def takes_part(scores: Scores) -> npt.NDArray[np.bool_]:
+    """Return who takes part in what is divided equally: everybody whose score is not surely below zero.
 
-    .. math:: h_i = \max\big(0,\;
-              \mathrm{med}_{-i} + 3 \max(1.4826\, \mathrm{MAD}_{-i},\, \mathrm{SE}_{-i})\big)
+    Sure is what `sure_signs` calls so, all claims together at 95 %, with errors as far as they are believed
+    (`fedmerit.scoring.fence.believed`). Without errors nothing is sure, so everybody takes part.
 
-    Decisions that earlier versions recorded are recomputed with it. It is not monotone: by raising its score,
-    a client also raises the fences of the others. These are the median, the median absolute deviation and the
-    median standard error of the OTHERS. If
-    neither of the last two is positive (above 1e-12, to allow for rounding), there is no fence, because it
-    would pay the only contributor nothing.
-
-    Args:
-        scores: of N clients; a client's own entry does not enter its own fence.
-
-    >>> raw = [1, 2, 3, 4, 50]
-    >>> fence(Scores(score="ALPHA", clients=tuple("ABCDE"), values=raw, raw=raw, gain=60)).round(2)
-    array([ 7.95, 10.17,  9.67,  6.95,  6.95])
+    >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[1, -2.2, -9], raw=[1, -2.2, -9], gain=4,
+    ...            stderr=[1, 1, 1])
+    >>> takes_part(s).tolist()
+    [True, True, False]
     """
-    if scores.n < 2:
-        return np.full(scores.n, np.inf)
-    centre = median_of_others(scores.raw)
-    spread = np.zeros(scores.n)
-    for middle in np.unique(centre):  # at most three distinct values
-        who = centre == middle
-        spread[who] = 1.4826 * median_of_others(np.abs(scores.raw - middle))[who]
-    if scores.stderr is not None:
-        spread = np.maximum(spread, median_of_others(scores.stderr))
-    return np.where(spread > _NOTHING, np.maximum(0.0, centre + 3 * spread), np.inf)
+    if scores.stderr is None:
+        return np.ones(scores.n, dtype=bool)
+    return np.array(sure_signs(replace(scores, stderr=believed(scores.stderr)))) >= 0
 
 
-_COUNTS_OF_NULL = 0.8048
-"""The mean of clip(1 + Z / 2, 0, 1) for a standard normal Z."""
+def null_share(scores: Scores, equal: float = 0.0) -> float | None:
+    r"""Return the share that a client without contribution may expect under "fair"; None if unknown.
 
-
-def null_share(scores: Scores, rule: Rule = "fair") -> float | None:
-    r"""Return the share that a client without contribution may expect from noise; None if unknown.
-
-    Under "fair", noise alone pays it
+    Noise alone pays it
 
     .. math:: \frac{\mathrm{E} \max(s Z, 0)}{\sum_j \max(x_j, 0)} = \frac{s}{\sqrt{2 \pi} \sum_j \max(x_j, 0)}
 
-    with s the median standard error: max(x, 0) keeps such a client's good luck and drops its bad luck. Under
-    "shrunk" it gets b times that, and the equal part as far as it counts: 80 % of it on average, because in
-    half of all cases it is below zero.
+    with s the median standard error: max(x, 0) keeps such a client's good luck and drops its bad luck. To
+    that comes its part of what is divided equally.
 
     Args:
         scores: with ``stderr``; without it, the result is None.
-        rule: "fair" or "shrunk".
+        equal: as in :func:`shares`.
 
     >>> s = Scores(score="ALPHA", clients=("A", "B"), values=[1, 3], raw=[1, 3], gain=4, stderr=[.1, .1])
-    >>> round(null_share(s), 4)
-    0.01
+    >>> round(null_share(s), 4), round(null_share(s, 0.5), 4)
+    (0.01, 0.255)
     """
     positive = math.fsum(np.maximum(scores.raw, 0.0))
     if scores.stderr is None or positive <= 0:
         return None
     lucky = float(np.median(scores.stderr)) / math.sqrt(2 * math.pi) / positive
-    if rule == "fair" or not weights_of(scores).max() > 0:
-        return lucky
-    how = pulled(scores, weights_of(scores))[1]
-    return how.factor * lucky + _COUNTS_OF_NULL * how.rest
+    return (1 - equal) * lucky + equal / max(1, int(np.count_nonzero(takes_part(scores))))
 
 
-def by_rule(scores: Scores, rule: Rule, floor: float, cap: float, formula: int) -> tuple[Vector, Pull | None]:
-    """Return the shares of scores that allow them, and the numbers behind "shrunk" and "fenced"."""
+def by_rule(
+    scores: Scores, rule: Rule, equal: float, takes: npt.NDArray[np.bool_], floor: float, cap: float
+) -> tuple[Vector, Fence | None]:
+    """Return the shares of scores that allow them, and the numbers behind "fenced"."""
     if rule == "equal":
         return np.full(scores.n, 1 / scores.n), None
     if rule == "impartial":  # each share is at most 1/N, and so is the floor: no overspending
         part = np.clip(scores.raw, 0.0, scores.gain) / scores.gain
         return np.clip((1 - sum_of_others(part) / (scores.n - 1)) / scores.n, floor, cap), None
-    weights, how = weights_of(scores, rule, formula), None
-    if rule == "shrunk" or (rule == "fenced" and formula > 1):
-        weights, how = pulled(scores, weights, pull=rule == "shrunk")
-        if (floor, cap) == (0.0, 1.0):
-            return weights, how
-    return _between(weights, floor, cap), how
+    weights, how = weights_of(scores), None
+    if rule == "fenced":
+        weights, how = fenced(scores, weights)
+    elif equal or (floor, cap) == (0.0, 1.0):
+        weights = _between(weights, 0.0, 1.0)
+    if equal:
+        weights = (1 - equal) * weights + equal * takes / np.count_nonzero(takes)
+    return (weights if (floor, cap) == (0.0, 1.0) else _between(weights, floor, cap)), how
 
 
-def weights_of(scores: Scores, rule: Rule = "fair", formula: int = FORMULA) -> Vector:
+def weights_of(scores: Scores) -> Vector:
     """Return the positive part of each score; scores that are equal up to rounding have equal weights."""
     weights = np.maximum(scores.raw, 0.0)
-    if formula > 1:
-        weights[weights <= np.maximum(rounding(scores.raw), _LEAST * weights.max())] = 0.0
-    elif rule == "fenced":
-        weights = np.minimum(weights, fence(scores))
+    weights[weights <= np.maximum(rounding(scores.raw), _LEAST * weights.max())] = 0.0
     ordered = np.sort(weights)
     grid, first = np.unique(settle(ordered), return_index=True)
     return ordered[first][np.searchsorted(grid, settle(weights))]  # equal up to rounding: equal to the cent
@@ -464,7 +494,7 @@ def _between(weights: Vector, floor: float, cap: float) -> Vector:
     return np.asarray(np.clip(t * w, floor, cap), dtype=np.float64)
 
 
-def _why_undefined(scores: Scores, rule: Rule, formula: int) -> Note | None:
+def _why_undefined(scores: Scores, rule: Rule) -> Note | None:
     """Return why this rule must not turn these scores into money; None if it may."""
     if rule == "equal":
         return None
@@ -474,18 +504,11 @@ def _why_undefined(scores: Scores, rule: Rule, formula: int) -> Note | None:
         return None if scores.gain > _NOTHING else Note("no-gain-to-divide", gain=scores.gain)
     above = scores.raw > 0
     positive = math.fsum(scores.raw[above])
-    stderr = np.zeros(scores.n) if scores.stderr is None else scores.stderr
-    noise = 2 * math.fsum((believed(stderr) if formula > 1 else stderr)[above])
-    if positive <= max(_NOTHING, noise):
-        if noise > _NOTHING:
-            return Note("within-errors", score=scores.score, positive=positive, noise=noise)
+    noise = 0.0 if scores.stderr is None else 2 * math.fsum(believed(scores.stderr)[above])
+    if positive <= max(_NOTHING, noise) and noise > _NOTHING:
+        return Note("within-errors", score=scores.score, positive=positive, noise=noise)
+    if positive <= _NOTHING or not weights_of(scores).max() > 0:  # or all of it is rounding, beside others
         return Note("nothing-positive", score=scores.score, positive=positive)
-    if (
-        formula > 1 and not weights_of(scores).max() > 0
-    ):  # all of it is rounding, beside larger scores below 0
-        return Note("nothing-positive", score=scores.score, positive=positive)
-    if rule == "fenced" and weights_of(scores, rule, formula).max() <= _NOTHING:
-        return Note("all-fenced", score=scores.score)
     return None
 
 
@@ -503,26 +526,15 @@ def _notes(scores: Scores, rule: Rule, below: list[str]) -> list[str]:
     return notes
 
 
-def _notes_on(scores: Scores, rule: Rule, formula: int, how: Pull | None) -> list[str]:
+def _notes_on(scores: Scores, rule: Rule, how: Fence | None) -> list[str]:
     """Return notes on what a rule did to the scores."""
     notes: list[str] = []
-    if formula > 1 and rule != "impartial" and (large := _large_errors(scores)):
+    if rule in ("fair", "fenced") and (large := _large_errors(scores)):
         notes.append(Note("large-errors", clients=large))
-    if rule == "shrunk" and how is not None:
-        if how.error <= 0:
-            notes.append(Note("not-pulled", score=scores.score))
-        elif how.factor <= 0:
-            notes.append(Note("pulled-together", score=scores.score))
-        elif how.factor < 0.995:
-            notes.append(Note("pulled", score=scores.score, part=1 - how.factor))
-    held = np.zeros(scores.n, dtype=bool)
     if how is not None:
-        part = how.factor * np.maximum(scores.raw, 0.0) / how.positive
-        held = part + how.rest > how.fence * (1 + 1e-12)
-    elif rule == "fenced" and formula == 1:
-        held = scores.raw > np.maximum(fence(scores), 0.0)
-    if held.any():
-        notes.append(Note("fenced", clients=[scores.clients[i] for i in np.flatnonzero(held)]))
+        held = np.maximum(scores.raw, 0.0) / how.positive + how.rest > how.fence * (1 + 1e-12)
+        if held.any():
+            notes.append(Note("fenced", clients=[scores.clients[i] for i in np.flatnonzero(held)]))
     return notes
 
 
@@ -540,13 +552,14 @@ def _large_errors(scores: Scores) -> list[str]:
 def _check(
     scores: Scores,
     rule: Rule,
+    equal: float,
     floor: float,
     cap: float,
+    forfeits: Mapping[str, float],
     negative: Negative,
     on_undefined: OnUndefined,
-    formula: int,
-) -> tuple[float, float]:
-    """Check all arguments; return floor and cap as float64."""
+) -> tuple[float, float, float, dict[str, float]]:
+    """Check all arguments; return the equal part, floor, cap and forfeits as float64."""
     if not isinstance(scores, Scores):
         raise InputError(f"shares takes Scores, got {type(scores).__name__}")
     for name, given, allowed in (
@@ -554,11 +567,13 @@ def _check(
     ):  # fmt: skip
         if given not in get_args(allowed):
             raise InputError(f"{name} must be one of {', '.join(get_args(allowed))}, got {given!r}")
-    if formula not in (1, FORMULA) or isinstance(formula, bool) or (rule == "shrunk" and formula == 1):
-        raise InputError(
-            f"formula must be {FORMULA}, or 1 for decisions of earlier versions, got {formula!r:.40}"
-        )
     floor, cap = check_limits(scores, floor, cap)
+    equal = _part("equal", equal)
+    if equal and rule not in ("fair", "fenced"):
+        raise InputError(f"equal must be 0 under the rule {rule!r}, got {equal}")
+    lost = {name: _part(f"forfeits of {name!r}", part) for name, part in forfeits.items()}
+    if strangers := sorted(set(lost) - set(scores.clients)):
+        raise InputError(f"forfeits: expected clients that have a score, got {strangers[0]!r}")
     if rule == "impartial" and scores.n < 2:
         raise InputError(f"rule 'impartial' needs at least 2 clients, got {scores.n}")
     if rule == "impartial" and scores.score not in SELF_REPORTED:
@@ -571,7 +586,14 @@ def _check(
             "rule 'impartial' needs negative='zero', got 'refuse': any client could stop all payment by "
             "reporting a negative score"
         )
-    return floor, cap
+    return equal, floor, cap, lost
+
+
+def _part(name: str, given: float) -> float:
+    found = _number(name, given)
+    if not 0 <= found <= 1:
+        raise InputError(f"{name} must lie between 0 and 1, got {found}")
+    return found
 
 
 def check_limits(scores: Scores, floor: float, cap: float) -> tuple[float, float]:

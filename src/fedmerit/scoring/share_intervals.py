@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 
 import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import InputError
-from fedmerit.scoring.rewards import FORMULA, Payouts, Rule, Shares, by_rule, check_limits, weights_of
-from fedmerit.scoring.shrinkage import Rows, counts_of, cut, noise_of
+from fedmerit.scoring.fence import Rows, counts_of, cut, error_of
+from fedmerit.scoring.rewards import Payouts, Shares, money_of
 from fedmerit.scoring.types import Scores, in_order, rounding
 from fedmerit.scoring.uncertainty import compare_pairs, pair_quantile_of, upper_quantile
 from fedmerit.scoring.validate import level_of, whole
@@ -31,33 +31,28 @@ def share_intervals(
     scores: Scores,
     divided: Shares,
     *,
-    floor: float = 0.0,
-    cap: float = 1.0,
-    formula: int = FORMULA,
     level: float = 0.95,
     seed: int = 0,
 ) -> dict[str, tuple[float, float]] | None:
     """Return the interval of each share: what the rule would pay by scores that are free of error.
 
     Scores are drawn around those that were measured, with their covariance (without one, errors count as
-    uncorrelated), 4000 times with a fixed seed; the order of the clients is no matter. Each drawn vector is
-    divided by the rule as if it were exact: under "shrunk" nothing is then pulled together. The interval
-    holds the middle ``level`` of these shares, and the share that is paid. Like all intervals here, it is
-    about the test set of this run, not about training. If the covariance is an estimate, from blocks (PHI) or
-    sketches, scores are drawn further apart, to fit Student's distribution.
+    uncorrelated), 4000 times with a fixed seed; the order of the clients does not matter. Each drawn vector
+    is divided by the terms of the shares as if it were exact: whoever is below zero is surely so, and takes
+    no part in what is divided equally. The interval holds the middle ``level`` of these shares, and the share
+    that is paid. Like all intervals here, it is about the test set of this run, not about training. If the
+    covariance is an estimate, from blocks (PHI) or sketches, scores are drawn further apart, to fit Student's
+    distribution. Under the rule "equal" no score matters, and an interval is the share itself.
 
     Args:
         scores: the scores that were divided.
         divided: the shares.
-        floor: as in :func:`~fedmerit.shares`.
-        cap: as in :func:`~fedmerit.shares`.
-        formula: as in :func:`~fedmerit.shares`.
         level: in (0, 1), for each interval alone.
         seed: seed of the simulation.
 
     Returns:
-        Client -> lower and upper end, rounded outwards to 0.01 %; None if the scores have no errors, or if
-        they did not define the shares.
+        Client -> lower and upper end, rounded outwards to 0.01 %; None if the scores have no errors (except
+        under "equal"), or if they did not define the shares.
 
     >>> from fedmerit.scoring.rewards import shares
     >>> s = Scores(score="ALPHA", clients=("A", "B"), values=[1, 3], raw=[1, 3], gain=4, stderr=[.1, .1])
@@ -70,17 +65,16 @@ def share_intervals(
         raise InputError(f"share_intervals takes Scores and the Shares of them, got {got}")
     if missing := [name for name in scores.clients if name not in divided]:
         raise InputError(f"expected the shares of these scores, got some without client {missing[0]!r}")
-    (floor, cap), seed = check_limits(scores, floor, cap), whole(seed, "seed")
-    noise, rule, tail = noise_of(scores), divided.rule, (1 - level_of(level)) / 2
-    if divided.status != "ok" or noise is None:
-        return None
-    if rule == "equal":
+    seed, tail = whole(seed, "seed"), (1 - level_of(level)) / 2
+    if divided.rule == "equal":
         return {name: (share, share) for name, share in divided.items()}
-    clients, kind = scores.clients, _kinds(scores)
+    if divided.status != "ok" or error_of(scores) is None:
+        return None
+    clients, kind = scores.clients, _kinds(scores, divided)
     order = np.argsort(kind, kind="stable")
     scores, kind = in_order(scores, tuple(clients[i] for i in order)), kind[order]
     drawn = _drawn(scores, seed, pair_quantile_of(scores)(tail) / upper_quantile(tail))
-    rows = _divided(scores, drawn, rule, floor, cap, formula)
+    rows = _divided(scores, drawn, divided)
     rows = rows[~np.isnan(rows).any(axis=1)]
     paid = np.array([divided[name] for name in scores.clients])
     ends = np.quantile(rows, [tail, 1 - tail], axis=0) if len(rows) else np.stack([paid, paid])
@@ -93,12 +87,13 @@ def share_intervals(
     return {name: found[name] for name in clients}
 
 
-def _kinds(scores: Scores) -> npt.NDArray[np.int64]:
-    """Return 0, 1, ... per client, by score and error; those who are equal in both share a number.
+def _kinds(scores: Scores, divided: Shares) -> npt.NDArray[np.int64]:
+    """Return 0, 1, ... per client, by score, error and forfeit; those equal in all of them share a number.
 
     Scores are drawn in this order: neither the order of the clients nor their names matter then.
     """
-    known = [scores.raw, *(one for one in (scores.stderr,) if one is not None)]
+    lost = np.array([divided.forfeits.get(name, 0.0) for name in scores.clients])
+    known = [scores.raw, lost, *(one for one in (scores.stderr,) if one is not None)]
     known += [row for many in (scores.sketch, scores.blocks) if many is not None for row in many]
     return np.unique(np.stack(known, axis=1), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
@@ -117,37 +112,25 @@ def _drawn(scores: Scores, seed: int, wider: float) -> Rows:
     return np.asarray(scores.raw + wider * np.concatenate([away, -away]), dtype=np.float64)
 
 
-def _divided(scores: Scores, drawn: Rows, rule: Rule, floor: float, cap: float, formula: int) -> Rows:
+def _divided(scores: Scores, drawn: Rows, terms: Shares) -> Rows:
     """Return the shares of each drawn vector as if it were exact; a row of NaN where there are none."""
-    exact: Rule = "fenced" if rule == "shrunk" else rule
-    if rule == "impartial":
+    floor, cap = terms.floor, terms.cap
+    kept = 1 - np.array([terms.forfeits.get(name, 0.0) for name in scores.clients])
+    if terms.rule == "impartial":
         part = np.clip(drawn, 0.0, scores.gain) / scores.gain
         others = part.sum(axis=1, keepdims=True) - part
-        return np.asarray(np.clip((1 - others / (scores.n - 1)) / scores.n, floor, cap), dtype=np.float64)
-    limited = (floor, cap) != (0.0, 1.0)
-    if formula == 1 and exact == "fenced" and (limited or rule == "fenced"):
-        return _divided_singly(scores, drawn, floor, cap)
+        return np.asarray(kept * np.clip((1 - others / (scores.n - 1)) / scores.n, floor, cap))
     positive = np.maximum(drawn, 0.0)
     positive[positive <= rounding(drawn)] = 0.0
     total = positive.sum(axis=1, keepdims=True)
     part = np.divide(positive, total, out=np.full(drawn.shape, np.nan), where=total > 0)
-    if exact == "fenced":
-        error = 0.0 if (noise := noise_of(scores)) is None else noise[1]
-        part = cut(part, counts_of(drawn, error))[0]
-    return _between(part, floor, cap) if limited else part
-
-
-def _divided_singly(scores: Scores, drawn: Rows, floor: float, cap: float) -> Rows:
-    """Return what `_divided` returns, for the fence of an earlier version."""
-    rows = np.full(drawn.shape, np.nan)
-    for k, raw in enumerate(drawn):
-        one = replace(scores, values=raw, raw=raw, blocks=None, sizes=None)
-        if weights_of(one, "fenced", 1).max() > 0:
-            try:
-                rows[k] = by_rule(one, "fenced", floor, cap, 1)[0]
-            except InputError:  # so few positive scores that the cap leaves a part that nobody may take
-                continue
-    return rows
+    if terms.rule == "fenced":
+        part = cut(part, counts_of(drawn, error_of(scores) or 0.0))[0]
+    if terms.equal:
+        takes = drawn >= -rounding(drawn)
+        among = np.maximum(1, np.count_nonzero(takes, axis=1, keepdims=True))
+        part = (1 - terms.equal) * part + terms.equal * takes / among
+    return np.asarray(kept * (part if (floor, cap) == (0.0, 1.0) else _between(part, floor, cap)))
 
 
 def _between(weights: Rows, floor: float, cap: float) -> Rows:
@@ -183,12 +166,12 @@ def amounts_within(spans: Spans, paid: Payouts) -> dict[str, tuple[Decimal, Deci
     >>> amounts_within({"A": (0.2, 0.3), "B": (0.7, 0.8)}, payouts({"A": 0.25, "B": 0.75}, "10.00"))["A"]
     (Decimal('2.00'), Decimal('3.00'))
     """
-    found = {}
+    found, budget = {}, paid.cents(paid.budget)
     for name, (low, high) in spans.items():
-        budget, amount = int(paid.budget * 100), int(paid[name] * 100)
+        amount = paid.cents(paid[name])
         down, up = budget * round(low * STEP) // STEP, -(-budget * round(high * STEP) // STEP)
-        low_cents, high_cents = min(down, amount), max(up, amount)
-        found[name] = (Decimal(low_cents).scaleb(-2), Decimal(high_cents).scaleb(-2))
+        ends = money_of(min(down, amount), paid.currency), money_of(max(up, amount), paid.currency)
+        found[name] = ends
     return found
 
 

@@ -307,7 +307,7 @@ class Rehearsal:
             found = [one.to_reports(scoring.utilities[0]) for one in self.recorder.rounds]
             scored = [reports for reports in found if reports is not None]
             names, score = self.federation.names, training.weight_score
-            return from_past(scored, names, score=score, missing=scoring.missing)
+            return from_past(scored, names, score=score, missing=self.config.payment.missing)
 
         def current(number: int, m0: Model, scheduled: Sequence[str]) -> Mapping[str, float]:
             return dict(self.current_weights(number, m0, self.transport.train(scheduled)))

@@ -175,11 +175,11 @@ def write_scores(path: Path, rounds: Sequence[Round], config: Config, account: A
 def _expected(
     rounds: Sequence[Round], config: Config, *, analysis: bool = False, account: Account | None = None
 ) -> dict[str, bytes]:
-    scoring = config.scoring
+    scoring, missing = config.scoring, config.payment.missing
     try:
         content = scores_document(
-            rounds, config.clients, scoring.utilities, missing=scoring.missing, analysis=analysis,
-            settlement=None if account is None else block_of([account], config.clients, scoring.missing),
+            rounds, config.clients, scoring.utilities, missing=missing, analysis=analysis,
+            settlement=None if account is None else block_of([account], config.clients, missing),
             settled=not config.reports,
         )  # fmt: skip
     except (FedmeritError, KeyError, TypeError, ValueError, AttributeError) as error:

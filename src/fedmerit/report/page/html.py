@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from fedmerit.config import VERSION, of_folder
 from fedmerit.errors import FedmeritError, InputError, MissingExtra, StoreError
 from fedmerit.heading import Heading, file_part
+from fedmerit.ledger.decisions import departs
 from fedmerit.notes import LANGUAGES, capital, day, formatted, speaking, words
 from fedmerit.report.comparison import Comparison
 from fedmerit.report.facts import Facts
@@ -41,7 +42,9 @@ from fedmerit.report.text import (
     unbroken,
     worth,
 )
+from fedmerit.scoring.amounts import decimals_of
 from fedmerit.scoring.convergence import FEWEST_ROUNDS
+from fedmerit.scoring.rewards import spelled
 from fedmerit.scoring.share_intervals import STEP, Spans
 from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm
 from fedmerit.storage.run_folder import write
@@ -237,7 +240,8 @@ def render(facts: Facts) -> str:
         data={
             "rules": _rules(facts),
             "unscored": facts.unscored,
-            "words": _script_words(),
+            "words": _script_words(decimals_of(facts.terms.currency)),
+            "decimals": decimals_of(facts.terms.currency),
             "sure": any(one.spans for one in facts.rules),
             "why": money.reasons(facts),
             "decided": facts.decision is not None,
@@ -245,12 +249,13 @@ def render(facts: Facts) -> str:
             "fold": [charts.HEAD, charts.TAIL, charts.MOST],
         },
         facts=facts,
+        departs=departs(facts.decision.departures) if facts.decision else None,
         text=text,
         enough=rounds_enough(facts),
         fewest=FEWEST_ROUNDS,
         money=money,
         worth=worth,
-        budget=formatted(Decimal(_budget(facts)), ".2f"),
+        budget=formatted(Decimal(_budget(facts)), "f"),
         paid=money.decided(facts) if facts.decision else money.proposed(facts, _budget(facts)),
         sure_rules=any(one.spans for one in facts.rules),
         is_middle=charts.is_middle,
@@ -399,12 +404,12 @@ def _shown(value: Any) -> Any:
     return unbroken(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
-def _script_words() -> dict[str, str]:
+def _script_words(decimals: int = 2) -> dict[str, str]:
     """Return the words that the page's script says."""
     return {
         "problem": words("pay.no-payouts", why="%s"), "unpaid": words("pay.unpaid"),
         "budget": words("pay.budget"), "amount": words("pay.no-amount"), "twice": words("pay.two-amounts"),
-        "decimals": words("pay.many-decimals"), "large": words("pay.too-large"),
+        "decimals": words("pay.many-decimals", decimals=decimals), "large": words("pay.too-large"),
         "decimal": words("number.decimal"), "thousands": words("number.thousands"),
         "nothing": share_text(0.0, 2), "between": words("page.between", left="%s"),
     }  # fmt: skip
@@ -438,7 +443,7 @@ def _span(spans: Spans | None, name: str) -> list[Any]:
 
 
 def _budget(facts: Facts) -> str:
-    return str(facts.decision.paid.budget) if facts.decision else BUDGET
+    return str(facts.decision.paid.budget) if facts.decision else spelled(BUDGET, facts.terms.currency)
 
 
 def _asset(name: str) -> str:

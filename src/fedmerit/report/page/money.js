@@ -2,7 +2,8 @@
 
 const WHOLE = 10n ** 9n; // shares that sum to 1 within one part in this are paid out in full
 const DUST = 10n ** 6n; // all rounding errors together: at most one part in this of a cent
-const LARGEST = 10n ** 26n; // cents
+const UNIT = 10n ** BigInt(data.decimals); // cents in a unit of the currency
+const LARGEST = 10n ** 24n * UNIT; // cents
 
 // Every way to read a number, as [whole, decimals]: the same as fedmerit.scoring.amounts.
 function readings(text) {
@@ -19,8 +20,8 @@ function cents(text, words) {
   if (found.length === 0) throw new Error(words.amount);
   if (found.length > 1) throw new Error(words.twice);
   const [[whole, part]] = found;
-  if (part.length > 2) throw new Error(words.decimals);
-  const amount = BigInt(whole + part.padEnd(2, "0"));
+  if (part.length > data.decimals) throw new Error(words.decimals);
+  const amount = BigInt(whole + part.padEnd(data.decimals, "0"));
   if (amount >= LARGEST) throw new Error(words.large);
   return amount;
 }
@@ -63,6 +64,7 @@ function ends(budget, amount, low, high) {
 }
 
 function money(amount) {
-  const digits = (amount / 100n).toString().replace(/\B(?=([0-9]{3})+$)/g, data.words.thousands);
-  return `${digits}${data.words.decimal}${(amount % 100n).toString().padStart(2, "0")}`;
+  const digits = (amount / UNIT).toString().replace(/\B(?=([0-9]{3})+$)/g, data.words.thousands);
+  if (data.decimals === 0) return digits;
+  return `${digits}${data.words.decimal}${(amount % UNIT).toString().padStart(data.decimals, "0")}`;
 }

@@ -24,7 +24,7 @@ from fedmerit.report.text import (
     spoken,
     worth,
 )
-from fedmerit.scoring.rewards import Payouts, payouts
+from fedmerit.scoring.rewards import Payouts, money_of, payouts
 from fedmerit.scoring.share_intervals import Spans, amounts_within
 
 # ------------------------------------------------------------------------------------------------ sentences
@@ -117,6 +117,8 @@ def _named(facts: Facts, client: str, reason: str) -> str:
     lied = dict.fromkeys(each[client] for one in accounts for each in one.named.values() if client in each)
     for how in lied:
         reason = words("reason.named", reason=reason, how=words(f"lie.{how}"))
+    if lied and (part := facts.terms.forfeit):
+        reason = words("reason.forfeited", reason=reason, part=part)
     return reason
 
 
@@ -180,7 +182,8 @@ def proposed(facts: Facts, budget: str) -> PaidTable:
     first = facts.rules[0]
     if first.problem:
         return PaidTable()
-    paid = payouts({name: Fraction(part, first.one) for name, part in first.parts.items()}, budget)
+    parts = {name: Fraction(part, first.one) for name, part in first.parts.items()}
+    paid = payouts(parts, budget, facts.terms.currency or None)
     names = {name: name for name in paid}
     return _table(facts, paid, first.shares, first.spans, names, facts.unscored)
 
@@ -195,7 +198,7 @@ def _table(
 ) -> PaidTable:
     best_first = sorted(paid.items(), key=lambda item: (-item[1], names[item[0]]))
     within, why = amounts_within(spans or {}, paid), reasons(facts)
-    most = max([*paid.values(), *(high for _, high in within.values()), Decimal("0.01")])
+    most = max([*paid.values(), *(high for _, high in within.values()), money_of(1, paid.currency)])
     lines = [
         PaidLine(
             client=names[name],
@@ -210,7 +213,7 @@ def _table(
         )
         for name, amount in best_first
     ]
-    none, nothing = share_text(0.0, 2), money_text(Decimal(0))
+    none, nothing = share_text(0.0, 2), money_text(paid.nothing)
     lines += [PaidLine(name, none, nothing, "-", "-", 0.0, why=why.get(name, "")) for name in unscored]
     foot = ((words("pay.unpaid"), money_text(paid.unpaid)), (words("pay.budget"), money_text(paid.budget)))
     return PaidTable(tuple(lines), foot, spans is not None)

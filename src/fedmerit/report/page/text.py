@@ -375,10 +375,11 @@ def decided_apart(facts: Facts) -> str:
 
 def noise_share(facts: Facts) -> str:
     """Return the share that a member without any contribution could expect from noise."""
-    nothing = null_share(facts.payable, facts.usual_rule)
-    if nothing is None or (facts.terms.floor, facts.terms.cap) != (0.0, 1.0):
+    terms = facts.terms
+    if terms.rule not in ("fair", "fenced") or (terms.floor, terms.cap) != (0.0, 1.0):
         return ""
-    return words("pay.noise", share=nothing, rule=facts.usual_rule)
+    nothing = null_share(facts.payable, terms.equal)
+    return "" if nothing is None else words("pay.noise", share=nothing, rule=terms.rule)
 
 
 # -------------------------------------------------------------------------------------- 4: can we trust it
