@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,12 +46,14 @@ from fedmerit.identity import (
 from fedmerit.ledger.chain import Ledger, Record
 from fedmerit.ledger.recorder import Beside, LedgerRecorder
 from fedmerit.ledger.records import closing, rounds_of
+from fedmerit.protocol.clearing import Clearing
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.direction import along_path
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import MemoryState
 from fedmerit.protocol.messages import Ask, Parcel, join_body, pack, unpack
 from fedmerit.protocol.outcome import Evaluations, Report, Round, Trained, Work
+from fedmerit.protocol.settlement import countersignature
 from fedmerit.protocol.terms import EMBEDDED, FLOWER, Agreed, cautious, roster_in
 from fedmerit.secagg import masks as shares
 from fedmerit.secagg.client import Client
@@ -245,6 +248,16 @@ class Federation:
         """End the run: all sign its last head."""
         self.models.append(self.model)
         self.coordinator.finish(self.model)
+
+    def close(self, patch: pytest.MonkeyPatch) -> Any:
+        """Close the settlement: every clock says that it is over, and all owners agree to that."""
+        told = self.coordinator.recorder.recorded("settled")[-1]
+        patch.setattr(time, "time", lambda: told["closes"] + 1.0)
+        for member in self.members.values():
+            member.without = (*told["missing"], *told["silent"])
+        made = Clearing(self.coordinator, self.gradient, self.coordinator.archive)
+        self.coordinator.settled = made.close(time.time())
+        return self.coordinator.settled
 
     # ------------------------------------------------------------------------------------- what came of it
 
@@ -496,8 +509,10 @@ class MemoryRecorder:
         self.said_.append((name, kind, dict(body), signature))
         return True
 
-    def state(self, kind: str, body: Mapping[str, Any]) -> None:
+    def state(self, kind: str, body: Mapping[str, Any], countersigned: Any = None) -> None:
         self.said_.append((SERVER, kind, dict(body), b""))
+        signed = countersignature(self.run, body) if countersigned else {}
+        self.said_ += [(who, "countersigned", signed, one) for who, one in (countersigned or {}).items()]
 
     def signed(self, kind: str) -> Sequence[tuple[str, Mapping[str, Any], bytes]]:
         return [(name, body, signature) for name, of, body, signature in self.said_ if of == kind]

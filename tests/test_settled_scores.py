@@ -238,13 +238,18 @@ def test_nothing_is_paid_while_somebody_can_still_state(partly, monkeypatch):
     assert "open until" in said("rewards", partly.folder, "--budget", "100.00", "--dry-run")
     told = said("score", partly.folder)
     assert "client-3 has not stated" in told
-    assert "it counts zero until it does or the window closes" in told
+    assert "it counts zero until it does or the settlement is closed" in told
     page = render(facts_of(partly.folder))
     assert "not stated" in page
     assert "is claimed by nobody" in page
 
     closes = recorded(partly.folder).accounts[0].closes
     monkeypatch.setattr(accounts_module.time, "time", lambda: closes + 1)
+    with pytest.raises(UnsettledShares) as caught:
+        record_decision(partly.folder, Terms("100.00", "fit", "fenced", "PHI"))
+    assert caught.value.code == "unclosed"  # a clock alone closes nothing
+    with partly.taken_up():
+        partly.close(monkeypatch)
     made, new = record_decision(partly.folder, Terms("100.00", "fit", "fenced", "PHI"))
     assert new
     assert sorted(made.paid) == ["client-0", "client-1", "client-2", "client-3", "client-4"]
@@ -262,14 +267,16 @@ def forged(run, change):
 
 
 def test_verify_refuses_a_decision_before_the_settlement_is_final(partly, monkeypatch):
-    closes = recorded(partly.folder).accounts[0].closes
-    monkeypatch.setattr(accounts_module.time, "time", lambda: closes + 1)
+    with partly.taken_up():
+        partly.close(monkeypatch)
     record_decision(partly.folder, Terms("100.00", "fit", "fenced", "PHI"))
     config, rounds = partly.config, partly.rounds
     assert len(decisions_of(forged(partly, lambda one: one), rounds, config)) == 1
 
+    end = max(record.seq for record in partly.records if record.kind == "settled")
+
     def unclosed(one):
-        return None if one.kind == "settled" and one.body["final"] else one
+        return None if one.kind in ("settled", "countersigned") and one.seq >= end else one
 
     with pytest.raises(LedgerError, match="not final before it"):
         decisions_of(forged(partly, unclosed), rounds, config)

@@ -244,7 +244,9 @@ class LedgerError(FedmeritError):
 
     ``record`` is its number; None if no record can be named. ``code`` says what is wrong with the chain:
     ``missing``, ``altered``, ``unsigned``, ``unsealed``, ``stranger`` (its author has no key), ``unreadable``
-    or ``damaged``. It is empty if something else is wrong.
+    or ``damaged``; and of a settlement: ``uncountersigned`` (closed without t members), ``left-out`` (a
+    member's statement is not in it) or ``other-manifest`` (a member was shown another one). It is empty if
+    something else is wrong.
     """
 
     def __init__(self, message: str, *, record: int | None = None, code: str = "") -> None:

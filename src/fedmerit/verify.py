@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedmerit.config import Config, of_folder
-from fedmerit.errors import CopyDiffers, KeyFileError, LedgerError, StoreError
+from fedmerit.errors import CopyDiffers, KeyFileError, LedgerError, StoreError, UnsettledShares
 from fedmerit.heading import Heading
 from fedmerit.identity import SERVER, Member, Roster, read_roster
 from fedmerit.ledger.account import Account, account_of, accounts_of
@@ -52,7 +52,7 @@ from fedmerit.protocol.pool import least_shown
 from fedmerit.protocol.terms import EMBEDDED, REHEARSALS, stated_of
 from fedmerit.scoring.doubts import check_payable, doubts
 from fedmerit.scoring.files import LEDGER
-from fedmerit.storage.archive import FolderArchive, check_archive
+from fedmerit.storage.archive import ARCHIVE, FolderArchive, check_archive, check_verdicts
 from fedmerit.storage.run_folder import (
     Folder,
     Snapshot,
@@ -248,7 +248,8 @@ def verify_folder(
         after: folders or copies of the runs before this one on which its decisions rest. They are checked
             too; without them, such a decision is not recomputed, and a line says so.
         archive: the folder with what the server kept of the rounds (``DIR/archive``, or a copy): sums, models
-            and directions of a settlement are recomputed from it, and every verdict is judged anew.
+            and directions of a settlement are recomputed from it, and every verdict is judged anew. Without
+            it, verdicts are judged by the archive in the folder; a line says so if it has none.
         gradient: with an archive, recomputes every direction.
 
     Raises:
@@ -303,7 +304,10 @@ def _verified(
         try:
             files, book = read_scores(path), snapshot(ledger)  # in this order: files must not be newer
             checked = _Checked(book, member, roster, earlier)
-            lines.extend(checked.lines(head, heads, judged=archive is not None))
+            judges = (path / ARCHIVE).is_dir() or archive is not None
+            lines.extend(checked.lines(head, heads, judged=judges))
+            if archive is None and judges:
+                lines.extend(checked.judged(path / ARCHIVE))
             lines.extend(checked.archived(archive, gradient))
             check_config(path, checked.config)
             lines.extend(check_checkpoints(path, checked.rounds))
@@ -521,6 +525,12 @@ class _Checked:
         if self.run["analysis"]:
             yield Note("analysis")
 
+    def judged(self, archive: Path) -> Iterator[Note]:
+        """Yield a line for every verdict, which the archive proves."""
+        if self.settlement is not None and self.reader is None:
+            given = self.settlement, self.records, self.rounds, self.config
+            yield from check_verdicts(FolderArchive(archive), *given)
+
     def archived(self, archive: str | Path | None, gradient: Gradient | None) -> Iterator[Note]:
         """Yield lines on what the archive of a settlement shows."""
         if archive is None:
@@ -671,10 +681,13 @@ def record_decision(
     Raises:
         DoubtfulShares: the reports contradict themselves, and the terms do not say to pay despite that.
         DoesNotFollow: one of the runs does not follow the one before it.
+        UnsettledShares: the settlement is not final, or a verdict was not judged anew; its code says which.
     """
     for _ in verify_folder(path):  # only runs that verify are paid
         pass
     config, earlier = of_folder(path), _earlier(after, None, None)
+    if terms.score == "PHI":
+        _check_judged([path, *after])
     with Folder(path, config, resume=True) as folder:
         whole = joined([*earlier, part_of(folder.ledger)])
         before = decisions_of(folder.ledger, rounds_of(folder.ledger), config, earlier)
@@ -684,7 +697,9 @@ def record_decision(
             )
             check_payable(found, terms.rule, despite=terms.despite_doubts)
         journal = Journal(folder.ledger, _signer(path, folder.ledger))
-        account = _closed(folder.ledger, journal, config) if terms.score == "PHI" else None
+        account = None
+        if terms.score == "PHI":
+            account = account_of(folder.ledger, rounds_of(folder.ledger), config)
         named = (heading or Heading()).over(config.heading)
         terms = replace(terms, currency=terms.currency or named.currency)
         made = decide(whole, terms, config, before, after=earlier, account=account)
@@ -710,22 +725,12 @@ def _repeats(last: Decision, made: Decision, *, dated: bool) -> bool:
     )
 
 
-def _closed(ledger: Ledger, journal: Journal, config: Config) -> Account | None:
-    """Return the account of a run, closed for good if the window for statements is over.
-
-    Raises:
-        UnsettledShares: statements can still come.
-    """
-    account = account_of(ledger, rounds_of(ledger), config)
-    if account is None or account.final:
-        return account
-    account.check_final()
-    book = settlement_of(ledger, rounds_of(ledger), config)
-    assert book is not None
-    assert book.settled is not None
-    with ledger.transaction():
-        journal.write(SERVER, "settled", {**book.settled.body(), "final": True})
-    return account_of(ledger, rounds_of(ledger), config)
+def _check_judged(folders: Sequence[Path]) -> None:
+    """Raise UnsettledShares if a verdict was not judged anew, because the run has no archive."""
+    for path in folders:
+        verdicts = snapshot(path / LEDGER).records("verdict")
+        if any(True for _ in verdicts) and not (path / ARCHIVE).is_dir():
+            raise UnsettledShares(Note("settlement-unjudged", path=str(path)), code="unjudged")
 
 
 def read_run(path: Path, after: Sequence[Path] = ()) -> tuple[list[Round], list[Decision], str]:

@@ -155,16 +155,14 @@ def test_a_liar_who_falls_silent_keeps_nothing_of_its_lie(truth, tmp_path, excha
             federation.answering("pairs", 1, lambda answer: None, who=name)
     federation.run()
     found = federation.coordinator.settled
-    assert values(federation)[LIAR] is None
-    assert LIAR in found.missing
+    assert LIAR in found.unproved
     assert not found.final
-    assert found.scores(federation.names).values[1] == 0
-    for name in set(honest) - {LIAR, FRIEND}:
+    for name in set(honest) - {LIAR}:
         assert values(federation)[name] == honest[name]
     assert federation.verified()
 
 
-def test_a_silent_liar_is_named_when_it_comes_back_and_stays_missing_if_it_does_not(truth, tmp_path):
+def test_a_silent_liar_is_named_when_it_comes_back_and_given_up_if_it_does_not(truth, tmp_path, monkeypatch):
     honest = truth()
     for back in (True, False):
         federation = federation_of(tmp_path / f"lie-{back}", ledger=True)
@@ -180,18 +178,15 @@ def test_a_silent_liar_is_named_when_it_comes_back_and_stays_missing_if_it_does_
             federation.finish()
             coordinator = federation.coordinator
             new = lambda c=coordinator: Clearing(c, c.gradient, c.archive)  # noqa: E731
-            assert coordinator.settled.missing == (LIAR,)
+            assert coordinator.settled.unproved == (LIAR,)
             if back:
                 away.clear()
-                _, body, signature = next(
-                    one for one in coordinator.recorder.signed("statement") if one[0] == LIAR
-                )
-                coordinator.settled = new().late(LIAR, pack([canonical(body), signature]))
+                coordinator.settled = new().late(LIAR)
                 assert coordinator.settled.liars == (LIAR,)
                 assert values(federation) == honest
             else:
-                coordinator.settled = new().close(coordinator.settled.closes)
-                assert coordinator.settled.missing == (LIAR,)
+                federation.close(monkeypatch)
+                assert coordinator.settled.unproved == (LIAR,)
                 assert values(federation) == {**honest, LIAR: None}
             assert coordinator.settled.final
         assert federation.verified()
@@ -267,9 +262,7 @@ def test_a_second_table_is_refused(tmp_path):
         federation.finish()
         tabling(federation, lambda body: body.update(masked="1"), "client-0")
         coordinator = federation.coordinator
-        _, body, signature = next(one for one in coordinator.recorder.signed("statement") if one[0] == LIAR)
-        again = Clearing(coordinator, coordinator.gradient, coordinator.archive)
-        found = again.late(LIAR, pack([canonical(body), signature]))
+        found = Clearing(coordinator, coordinator.gradient, coordinator.archive).late(LIAR)
     assert "client-0" not in found.liars
     assert any("another table before" in note for note in federation.notes)
     assert federation.verified()
@@ -296,7 +289,8 @@ def test_a_table_that_is_none_leaves_its_author_unproved(tmp_path, lie):
     found = federation.coordinator.settled
     assert found.silent[1] == (FRIEND,)
     assert found.liars in ((), (LIAR,))
-    assert values(federation)[FRIEND] is None
+    assert values(federation)[FRIEND] == found.statements[FRIEND].rounds["1"]
+    assert not found.final
 
 
 def test_a_table_is_measured_before_it_is_parsed(tmp_path):
@@ -423,12 +417,11 @@ def test_what_was_shown_before_still_counts_when_a_silent_member_comes_back(trut
         federation.round(1)
         federation.finish()
         coordinator = federation.coordinator
-        assert FRIEND in coordinator.settled.missing
+        assert FRIEND in coordinator.settled.unproved
         lost |= {(name, kind) for name in federation.names for kind in ("table", "pairs")}
         lost.remove((FRIEND, "table"))
-        _, body, signature = next(one for one in coordinator.recorder.signed("statement") if one[0] == LIAR)
         again = Clearing(coordinator, coordinator.gradient, coordinator.archive)
-        coordinator.settled = again.late(LIAR, pack([canonical(body), signature]))
+        coordinator.settled = again.late(LIAR)
     assert coordinator.settled.final
     assert coordinator.settled.liars == (LIAR,)
     assert values(federation) == truth()
@@ -517,7 +510,7 @@ def test_a_key_that_was_not_committed_to_is_refused_and_ends_nothing(tmp_path, k
     federation.answering("pairs", 1, lambda answer: pack([[LIAR, key]]), "client-0")
     federation.run()
     found = federation.coordinator.settled
-    assert (found.liars, found.missing) == ((LIAR,), ("client-0", LIAR))
+    assert (found.liars, found.unproved) == ((LIAR,), ("client-0", LIAR))
     assert any("client-0 opened no key" in note for note in federation.notes)
 
 
@@ -603,7 +596,7 @@ def test_a_false_sum_costs_nobody_whose_words_are_withheld(tmp_path, monkeypatch
     federation.run()
     found = federation.coordinator.settled
     assert found.liars == ()
-    assert found.missing == (FRIEND,)
+    assert found.unproved == (FRIEND,)
     entry = found.manifest.rounds[0]
     for name in set(entry.participants) - {FRIEND}:
         assert found.value(entry, name) == found.statements[name].rounds["1"]

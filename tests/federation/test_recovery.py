@@ -454,14 +454,15 @@ def test_a_window_that_was_opened_stays_when_another_server_goes_on(tmp_path, mo
 
 
 @pytest.mark.parametrize("back", [True, False])
-def test_a_settlement_that_was_closed_and_paid_by_stays_closed_when_another_server_goes_on(tmp_path, back):
+def test_a_settlement_that_was_closed_and_paid_by_stays_closed_when_another_server_goes_on(
+    tmp_path, monkeypatch, back
+):
     """Who comes back after the window states no more; what was paid stands."""
     federation = settled(tmp_path)
     federation.reaches = lambda name, ask: (name, ask.exchange) != (AWAY, "state")
-    dies(federation, "settle", answered=2)
+    dies(federation, "settle", answered=3)
     with federation.taken_up():  # as `fedmerit settle close` does
-        made = Clearing(federation.coordinator, federation.gradient, federation.archive)
-        closed = made.close(bodies(federation, "settled")[0][1]["closes"] + 1)
+        closed = federation.close(monkeypatch)
     record_decision(federation.folder, Terms("10.00", "fit", "fenced", "PHI"))
     if back:
         federation.reaches = lambda name, ask: True

@@ -32,8 +32,8 @@ from fedmerit.notes import code_of
 from fedmerit.protocol import clearing, pool
 from fedmerit.protocol.direction import Manifest, differs, integers, product, scale_of
 from fedmerit.protocol.messages import Ask, pack, unpack
-from fedmerit.protocol.settlement import Statement, last_round
-from fedmerit.protocol.settler import SETTLING
+from fedmerit.protocol.settlement import Statement, countersignature, last_round
+from fedmerit.protocol.settler import SETTLING, Settler
 from fedmerit.secagg.quantise import Encoding, largest_stated
 from fedmerit.storage.archive import FolderArchive, check_archive
 from fedmerit.verify import record_decision, verify_copy, verify_folder
@@ -599,7 +599,7 @@ def test_a_withheld_statement_is_taken_from_any_hand(tmp_path):
 
     federation.after.append(lose)
     with over(federation) as new:
-        found = new().late(LIAR, kept["answer"])
+        found = new().late(LIAR, ("state", 3, kept["answer"]))
     assert found.missing == ()
     assert [one.holds for one in found.equations] == [True] * 3
     assert book(federation).settled.missing == ()
@@ -703,7 +703,20 @@ def absent(federation, name=LIAR):
     return kept
 
 
-def test_the_window_closes_once_and_late_statements_come_before(tmp_path):
+def signing(federation, patch, name=LIAR):
+    """Let a member countersign whatever it is shown, as a friend of the server does."""
+    real = Settler._settle
+
+    def settle(settler, ask):
+        if settler.name != name:
+            return real(settler, ask)
+        told = json.loads(ask.body["settled"])
+        return settler.member.sign("countersigned", countersignature(settler.run, told))
+
+    patch.setattr(Settler, "_settle", settle)
+
+
+def test_the_window_closes_once_and_late_statements_come_before(tmp_path, monkeypatch):
     federation = settled(tmp_path, settlement={"window_days": 2})
     kept = absent(federation)
     with over(federation) as new:
@@ -711,25 +724,29 @@ def test_the_window_closes_once_and_late_statements_come_before(tmp_path):
         with pytest.raises(SettlementError) as error:
             new().close(closes - 1)
         assert error.value.code == "open"
-        found = new().close(closes)
+        with pytest.raises(SettlementError) as error:
+            new().close(closes)  # as the server's clock says, and nobody else's
+        assert error.value.code == "uncountersigned"
+        found = federation.close(monkeypatch)
         assert found.missing == (LIAR,)
         assert found.final
         with pytest.raises(SettlementError) as error:
-            new().late(LIAR, kept["answer"])
+            new().late(LIAR, ("state", 3, kept["answer"]))
         assert error.value.code == "closed"
     assert book(federation).settled.final
     assert any(line.code == "settlement-rest" for line in federation.verified())
 
 
 @pytest.mark.parametrize("detail", ["rounds", "run"])
-def test_a_friend_who_never_states_pays_for_a_lie(tmp_path, honest, detail):
+def test_a_friend_who_never_states_pays_for_a_lie(tmp_path, monkeypatch, honest, detail):
     """What one of two takes too much is missing where the other one is silent; nobody else loses anything."""
     federation = settled(tmp_path, settlement={"window_days": 0, "detail": detail})
     key = "2" if detail == "rounds" else "all"
     stating(federation, lambda body: body["rounds"].update({key: str(int(body["rounds"][key]) + 10**6)}))
     absent(federation, "client-3")
-    with over(federation) as new:
-        found = new().close(2.0**40)
+    signing(federation, monkeypatch)
+    with over(federation):
+        found = federation.close(monkeypatch)
     got, due = (one.scores(federation.names).values for one in (found, honest(detail)))
     assert got[[0, 2]].tolist() == due[[0, 2]].tolist()
     assert got[1] - due[1] == pytest.approx(10**6 * found.manifest.scale)
@@ -823,14 +840,14 @@ def test_verify_says_whether_a_verdict_was_judged_anew(tmp_path):
     federation = settled(tmp_path, naming=True)
     stating(federation, lambda body: body["rounds"].update({"2": str(int(body["rounds"]["2"]) + 1)}))
     federation.run()
+    archive = federation.folder / "archive"
+    for given in (None, archive):  # by default, the run's own
+        judged = [line.code for line in verify_folder(federation.folder, archive=given)]
+        assert {"settlement-named", "archive-verdict"} <= {*judged}
+        assert "settlement-verdict" not in judged
+    shutil.move(archive, tmp_path / "archive")
     told = next(line for line in verify_folder(federation.folder) if line.code == "settlement-verdict")
     assert (told.values["client"], told.values["round"]) == (LIAR, 2)
-    assert "not judged anew here: --archive" in told
-    archive = federation.folder / "archive"
-    judged = [line.code for line in verify_folder(federation.folder, archive=archive)]
-    assert "settlement-named" in judged
-    assert "settlement-verdict" not in judged
-    assert "archive-verdict" in judged
 
 
 def test_a_verdict_on_the_whole_run_follows_from_those_on_its_rounds(tmp_path):
@@ -913,7 +930,7 @@ def test_a_late_liar_is_named_too(tmp_path, honest):
     kept = absent(federation)
     with over(federation) as new:
         reopened(federation)
-        found = new().late(LIAR, kept["answer"])
+        found = new().late(LIAR, ("state", 3, kept["answer"]))
     assert found.liars == (LIAR,)
     due = honest().scores(federation.names)
     assert found.scores(federation.names).values.tolist() == due.values.tolist()

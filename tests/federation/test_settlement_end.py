@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fedmerit.errors import RefusedError, UnsettledShares
+from fedmerit.errors import RefusedError, SettlementError, UnsettledShares
 from fedmerit.identity import canonical, content
 from fedmerit.ledger.decisions import Terms
 from fedmerit.protocol.clearing import Clearing
@@ -242,7 +242,7 @@ def test_a_server_and_its_friend_can_add_to_a_sum_after_they_know_it(tmp_path, m
 
 
 @pytest.mark.parametrize("detail", ["rounds", "run"])
-def test_a_liar_who_shows_no_masks_stops_no_payout_and_gains_nothing(tmp_path, detail):
+def test_a_liar_who_shows_no_masks_stops_no_payout_and_gains_nothing(tmp_path, monkeypatch, detail):
     honest = settled(tmp_path / "honest", detail=detail).run().coordinator.settled
     federation = settled(tmp_path / "lie", detail=detail)
     stating(federation, 2**40)
@@ -252,18 +252,17 @@ def test_a_liar_who_shows_no_masks_stops_no_payout_and_gains_nothing(tmp_path, d
         for number in (1, 2):
             federation.round(number)
         federation.finish()
-        found = federation.coordinator.settled
         block = json.loads((federation.folder / "scores.json").read_text())["settlement"]
-        assert block["rounds"][0]["phi"][1] is None  # its lie is shown as stated, and counts nowhere
-        taken_up(federation).close(found.closes)
+        assert (block["missing"], block["silent"]) == ([], [LIAR])
+        federation.close(monkeypatch)
     record_decision(federation.folder, Terms("10.00", "fit", "fenced", "PHI"))
     assert federation.verified()
     block = json.loads((federation.folder / "scores.json").read_text())["settlement"]
     assert block["cumulative"] == pytest.approx(honest.scores(federation.names).values.tolist(), rel=1e-12)
 
 
-def test_two_who_show_no_masks_stop_a_payout(tmp_path):
-    """Nothing says how to divide what the others leave, so people decide."""
+def test_two_of_five_who_show_no_masks_stop_a_payout(tmp_path, monkeypatch):
+    """The other three are fewer than t, whatever their owners say."""
     federation = settled(tmp_path)
     stating(federation, 2**40)
     for name in (LIAR, FRIEND):
@@ -272,8 +271,9 @@ def test_two_who_show_no_masks_stop_a_payout(tmp_path):
         for number in (1, 2):
             federation.round(number)
         federation.finish()
-        taken_up(federation).close(federation.coordinator.settled.closes)
-    with pytest.raises(UnsettledShares) as caught:
+        with pytest.raises(SettlementError) as closing:
+            federation.close(monkeypatch)
+    with pytest.raises(UnsettledShares) as paying:
         record_decision(federation.folder, Terms("10.00", "fit", "fenced", "PHI"))
-    assert caught.value.code == "fails"
+    assert (closing.value.code, paying.value.code) == ("uncountersigned", "silent")
     assert federation.verified()

@@ -195,18 +195,16 @@ class Settling:
         """Let everybody answer who did not; return what the settlement comes to then."""
         federation, coordinator = self.federation, self.federation.coordinator
         asked = [*{id(one.ask): one.ask for one in federation.passed}.values()]
-        for name in found.missing:
-            stated = coordinator.recorder.signed("statement")
-            recorded = {who: [canonical(body), signature] for who, body, signature in stated}
-            answer = pack(recorded[name]) if name in recorded else b""
-            for kind in ("open", "agree", "agreed", "state") if not answer else ():
+        for name in found.awaited:
+            answers = []
+            for kind in ("open", "agree", "agreed", "state") if name in found.missing else ():
                 for ask in (ask for ask in asked if ask.exchange == kind):
                     if kind != "agree" or name in self.included(ask.round):
                         answer = federation.ask(name, ask)
-            if name not in recorded:
-                answer = federation.after[0](name, ask, answer)
+                if kind == "state":
+                    answers = [("state", ask.round, federation.after[0](name, ask, answer))]
             try:
-                found = Clearing(coordinator, coordinator.gradient, coordinator.archive).late(name, answer)
+                found = Clearing(coordinator, coordinator.gradient, coordinator.archive).late(name, *answers)
             except MessageError:  # a number that nobody can prove is no statement
                 assert self.lies_of(name) == "ring"
             if found.final:
@@ -313,7 +311,7 @@ def check(settling: Settling, lies: Lies, found) -> str:
     guilty = lies.liars() | spoilers
     silenced = {*lies.silent} if not lies.late else set()
     assert not ({*found.liars} - {SERVER}) - guilty, f"honest and named: {found.named}"
-    assert found.final == (not found.missing)
+    assert found.final == (not found.awaited)
     what = Counter()
     totals: dict[str, int] = {}
     for entry in found.manifest.rounds:
@@ -332,13 +330,13 @@ def check(settling: Settling, lies: Lies, found) -> str:
         values = {name: found.value(entry, name) for name in entry.participants}
         for name in honest:
             if values[name] is None:
-                assert name in silenced or many, f"{name} lost its integer in round {entry.round}"
-                assert name in found.missing
+                assert name in found.missing, f"{name} lost its integer in round {entry.round}"
+                assert name in silenced or many
             else:
                 assert values[name] == true[name], f"{name} has another integer in round {entry.round}"
         (equation,) = [one for one in found.equations if one.round == entry.round]
         coalition = {*entry.participants} & guilty
-        if not found.missing and None not in values.values():
+        if not found.awaited and None not in values.values():
             total = sum(true[n] for n in coalition)
             if equation.holds:  # a server may take from X what a spoiler added
                 total = entry.product - sum(true[n] for n in honest)
@@ -357,7 +355,7 @@ def check(settling: Settling, lies: Lies, found) -> str:
                 assert SERVER in named, "X is false, everybody answered, and the server is not named"
             what["server" if SERVER in named else "named" if named else "silent"] += 1
         for name in coalition:  # alone, it gains nothing, even if it says nothing more
-            alone = coalition == {name} and not equation.missing and not {*silent} - {name}
+            alone = coalition == {name} and not equation.missing and not silent
             if alone and not equation.holds:
                 assert values[name] in (None, true[name]), f"{name} gained alone"
     if drawn.detail == "run":
@@ -371,13 +369,13 @@ def over_run(found, guilty, totals, silenced, many, settling):
     """The same where members state one number for the run."""
     (equation,) = found.equations
     scores = dict(zip(settling.names, found.scores(settling.names).values.tolist(), strict=True))
-    unproved = {name for each in found.silent.values() for name in each} | {*found.missing}
+    unproved = {*found.awaited}
     for name, true in totals.items():
-        if name not in guilty and name not in unproved:
+        if name not in guilty and name not in found.missing:
             assert scores[name] == true * found.manifest.scale, f"{name} has another integer"
         if name not in guilty and name in unproved:
             assert name in silenced or many
-            assert scores[name] == 0
+            assert scores[name] == 0 or name not in found.missing
     if not equation.missing and not equation.holds:
         assert found.liars or unproved
         if {*totals} & guilty == {*found.liars} and len(found.liars) == 1 and not unproved:

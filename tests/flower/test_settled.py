@@ -1,11 +1,13 @@
 """Settled runs over Flower's messages, in this process: who is there, who comes back, who states later."""
 
+import base64
 import json
 import shutil
+import time
 
 import numpy as np
 import pytest
-from federation_in import NODES, client, grid_of, run, task
+from federation_in import NAMES, NODES, client, grid_of, run, task
 from flwr.app import Array, ArrayRecord
 from small import contributions
 from typer.testing import CliRunner
@@ -19,15 +21,16 @@ from fedmerit.errors import (
     ProtocolError,
     ReportError,
     RunAborted,
+    SettlementError,
     StoreError,
 )
 from fedmerit.flower.client import Secured, place_of
 from fedmerit.flower.codec import Samples, Shape, slope_of, take
 from fedmerit.flower.grid import SecureGrid
-from fedmerit.flower.late import close
-from fedmerit.identity import content, load_key
+from fedmerit.flower.late import FORMAT, close
+from fedmerit.identity import canonical, content, load_key
 from fedmerit.ledger.chain import Ledger
-from fedmerit.protocol.messages import Ask
+from fedmerit.protocol.messages import Ask, pack, unpack
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.terms import cautious
 from fedmerit.verify import verify_folder
@@ -227,10 +230,25 @@ def away(once_away, tmp_path):
     return shutil.copytree(once_away, tmp_path / "home", symlinks=True)
 
 
-def stating(home, name=VICTIM):
+def stating(home, name=VICTIM, *without):
     arguments = ("member", "state", home / f"{name}.pem", "--messages", home / "run" / "archive" / "messages")
     more = ("--gradient", "contract.task:gradient", "--roster", home / "roster.toml")
-    return fedmerit_command(*arguments, *more, "--out", home / "statement.json")
+    return fedmerit_command(*arguments, *more, "--out", home / "statement.json", *without)
+
+
+def write(home, change, member=VICTIM, key=None):
+    """Change a statement that is handed in; a key signs it anew."""
+    text, signature = unpack(base64.b64decode(read(home)["answers"][0][2]), "")
+    body = json.loads(text)
+    change(body)
+    signature = key.sign(content(member, "statement", body)) if key else signature
+    answer = base64.b64encode(pack([canonical(body), signature])).decode()
+    found = {"format": FORMAT, "member": member, "answers": [["state", 2, answer]]}
+    (home / "statement.json").write_text(json.dumps(found))
+
+
+def read(home):
+    return json.loads((home / "statement.json").read_text())
 
 
 def keyed(home):
@@ -272,18 +290,13 @@ def test_it_states_the_same_when_it_is_asked_again(away):
 
 def test_a_statement_that_its_author_did_not_sign_is_refused(away):
     stating(away)
-    found = json.loads((away / "statement.json").read_text())
-    found["statement"]["rounds"]["1"] = "12345"
-    (away / "statement.json").write_text(json.dumps(found))
+    write(away, lambda body: body["rounds"].update({"1": "12345"}))
     _, said = fedmerit_command("settle", "add", away / "run", away / "statement.json", *keyed(away))
     assert "did not sign its statement" in said
-    found["member"] = "client-1"
-    (away / "statement.json").write_text(json.dumps(found))
+    write(away, lambda body: body["rounds"].update({"1": "12345"}), member="client-1")
     _, said = fedmerit_command("settle", "add", away / "run", away / "statement.json", *keyed(away))
     assert "client-1: did not sign its statement" in said
-    other = load_key(away / "client-1.pem")
-    found["signature"] = other.sign(content("client-1", "statement", found["statement"])).hex()
-    (away / "statement.json").write_text(json.dumps(found))
+    write(away, lambda body: None, member="client-1", key=load_key(away / "client-1.pem"))
     _, said = fedmerit_command("settle", "add", away / "run", away / "statement.json", *keyed(away))
     assert "client-1: has stated something else before" in said
     assert len(records(away / "run", "statement")) == 3
@@ -292,15 +305,13 @@ def test_a_statement_that_its_author_did_not_sign_is_refused(away):
 def test_a_late_lie_does_not_add_up_and_is_not_final(away):
     """Its author signed it, so it is in the ledger for good; the masks are with members who are elsewhere."""
     stating(away)
-    found = json.loads((away / "statement.json").read_text())
-    body = found["statement"]
-    body["rounds"]["1"] = str(int(body["rounds"]["1"]) + 1)
-    found["signature"] = load_key(away / f"{VICTIM}.pem").sign(content(VICTIM, "statement", body)).hex()
-    (away / "statement.json").write_text(json.dumps(found))
+    more = lambda body: body["rounds"].update({"1": str(int(body["rounds"]["1"]) + 1)})  # noqa: E731
+    write(away, more, key=load_key(away / f"{VICTIM}.pem"))
     code, said = fedmerit_command("settle", "add", away / "run", away / "statement.json", *keyed(away))
     assert (code, "settlement: 1 of 2 equations hold" in said) == (0, True), said
     last = records(away / "run", "settled")[-1].body
     assert (last["missing"], last["named"], last["final"]) == ([], [], False)
+    assert sorted(last["silent"]) == sorted(NAMES)  # nobody could be asked; all can show their masks by hand
     assert "settlement: 1 of 2 equations hold" in list(verify_folder(away / "run"))
 
 
@@ -311,11 +322,25 @@ def test_only_the_servers_key_adds_it(away):
     assert "not the server's key" in said
 
 
-def test_it_is_closed_when_the_window_is_over_and_not_before(away):
+def test_it_is_closed_when_the_window_is_over_by_t_members_and_not_before(away, monkeypatch):
     _, said = fedmerit_command("settle", "close", away / "run", *keyed(away))
-    assert f"statements of {VICTIM} are taken until" in said
+    assert f"answers of {VICTIM} are taken until" in said
     closes = records(away / "run", "settled")[-1].body["closes"]
-    close(away / "run", away / "server.pem", now=closes + 1)
+    with pytest.raises(SettlementError) as caught:
+        close(away / "run", away / "server.pem", now=closes + 1)
+    assert caught.value.code == "uncountersigned"
+    signed = []
+    owner = ("--without", VICTIM)
+    for now, without in ((closes - 1.0, owner), (closes + 1.0, ()), (closes + 1.0, owner)):  # its own clock
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        signed = []
+        for name in (name for name in NAMES if name != VICTIM):
+            stating(away, name, *without)
+            signed.append((away / "statement.json").rename(away / f"{name}.json"))
+        told = [[kind for kind, _, _ in json.loads(file.read_text())["answers"]] for file in signed]
+        assert told == [["state", "settle"] if now > closes and without else ["state"]] * len(signed)
+    code, said = fedmerit_command("settle", "close", away / "run", *signed, *keyed(away))
+    assert (code, "counts as theirs" in said) == (0, True), said
     assert records(away / "run", "settled")[-1].body["final"]
     assert any(VICTIM in line for line in verify_folder(away / "run") if "no statement from" in line)
     _, said = fedmerit_command("settle", "close", away / "run", *keyed(away))

@@ -447,8 +447,8 @@ class Contributions:
             why = [str(record.body["why"]) for record in ledger.records("unsettled")]
             code = why[-1] if why else "unfinished"
             raise SettlementError(f"{path}: the run has ended, and it was not settled ({code})", code=code)
-        missing = ", ".join(told[-1]["missing"])
-        late = f"; statements of {missing} are still taken (fedmerit settle add)"
+        awaited = ", ".join((*told[-1]["missing"], *told[-1]["silent"]))
+        late = f"; answers of {awaited} are still taken (fedmerit settle add)"
         log.info("%s: settled before%s", path, "" if told[-1]["final"] else late)
 
     def _taken_up(

@@ -89,7 +89,8 @@ class Account:
         lines: the equations.
         named: by round (0: in one of them), who lied and how, as a code; the server may be one of them.
         missing: who was in a sum and has not stated.
-        closes: when the window for statements closes, in seconds since 1970; None once nobody is missing.
+        unproved: who stated, and did not show its masks when an equation failed.
+        closes: when the window closes, in seconds since 1970; None once nobody is awaited.
         final: whether nothing can change any more.
         countersigned: who countersigned the sums.
         threshold: how many countersignatures are needed.
@@ -104,6 +105,7 @@ class Account:
     lines: tuple[Line, ...]
     named: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    unproved: tuple[str, ...] = ()
     closes: int | None = None
     final: bool = False
     countersigned: tuple[str, ...] = ()
@@ -117,7 +119,8 @@ class Account:
     @property
     def unclaimed(self) -> float:
         """What the updates of missing members are worth together: nobody has claimed it."""
-        lost = sum(line.product - sum(value or 0 for value in line.counted) for line in self.lines)
+        open_ = (line for line in self.lines if None in line.counted)
+        lost = sum(line.product - sum(value or 0 for value in line.counted) for line in open_)
         return lost * self.scale if self.missing else 0.0
 
     @property
@@ -134,14 +137,12 @@ class Account:
     def unexplained(self) -> tuple[Line, ...]:
         """The equations that fail although everybody stated, and for which nobody was named.
 
-        But not where one member alone shows no masks until the window is over: what it stated counts for
-        nothing, and what the others leave is its own, as if it had not stated.
+        But not those that t members closed without the masks of members who kept silent: what the others
+        leave is theirs, as if they had not stated.
         """
         failed = [line for line in self.lines if line.sum not in (None, line.product)]
         return tuple(
-            line
-            for line in failed
-            if not self.named.get(line.round or 0) and not (self.final and len(line.left) == 1)
+            line for line in failed if not self.named.get(line.round or 0) and not (self.final and line.left)
         )
 
     def seen(self, name: str) -> int:
@@ -153,15 +154,19 @@ class Account:
         return total_of([self], missing)
 
     def provisional(self) -> Note | None:
-        """Return who can still state, and until when; None once the window is closed."""
-        if self.final or (self.closes is not None and time.time() >= self.closes):
+        """Return why the settlement is not final: ``open``, ``silent`` or ``unclosed``; None if it is."""
+        if self.final:
             return None
+        if self.unproved:
+            return Note("settlement-silent", clients=self.unproved)
+        if self.closes is not None and time.time() >= self.closes:
+            return Note("settlement-unclosed", clients=self.missing, needed=self.threshold)
         return Note("settlement-open", clients=self.missing, until=moment(self.closes))
 
     def check_final(self) -> None:
-        """Raise UnsettledShares while statements can still come."""
+        """Raise UnsettledShares while the settlement can still change; its code is that of `provisional`."""
         if still := self.provisional():
-            raise UnsettledShares(still, code="open")
+            raise UnsettledShares(still, code=still.code.removeprefix("settlement-"))
 
     def check_payable(self, rule: str, *, despite: bool) -> None:
         """Raise UnsettledShares if an equation fails and nobody was named for it.
@@ -205,6 +210,7 @@ class Account:
                 for number, each in self.named.items()
             },
             missing=order(self.missing),
+            unproved=order(self.unproved),
             countersigned=order(self.countersigned),
         )
 
@@ -264,6 +270,8 @@ def total_of(accounts: Sequence[Account], missing: Missing = "zero") -> Scores:
     for one in accounts:
         code = "not-stated-final" if one.final else "not-stated"
         notes += [Note(code, client=name) for name in one.missing]
+        code = "not-shown-final" if one.final else "not-shown"
+        notes += [Note(code, client=name) for name in one.unproved]
     if not all(one.sizes for one in accounts):
         notes.append(Note("no-errors"))
     made = Scores(
@@ -327,6 +335,7 @@ def block_of(
         ],
         "named": list(dict.fromkeys(name for one in accounts for name in one.liars)),
         "missing": list(dict.fromkeys(name for one in accounts for name in one.missing)),
+        "silent": list(dict.fromkeys(name for one in accounts for name in one.unproved)),
     }
 
 
@@ -391,6 +400,6 @@ def _account(found: Settled, config: Config) -> Account:
     return Account(
         manifest.utility, manifest.scale,
         values, blocks, manifest.blocks if found.has_errors else (),
-        tuple(parts), tuple(lines), found.named, found.missing, found.closes, found.final,
+        tuple(parts), tuple(lines), found.named, found.missing, found.unproved, found.closes, found.final,
         threshold=config.threshold,
     )  # fmt: skip

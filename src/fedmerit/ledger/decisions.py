@@ -28,7 +28,7 @@ from fedmerit.ledger.account import Account, account_of, total_of
 from fedmerit.ledger.chain import Record, Records
 from fedmerit.ledger.joined_runs import RunPart, joined, numbered_on, part_of
 from fedmerit.ledger.records import config_of, own_total, reading
-from fedmerit.notes import Note, called, moment, words
+from fedmerit.notes import Note, called, words
 from fedmerit.protocol.outcome import Round
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.doubts import Doubt, doubts
@@ -270,10 +270,7 @@ def _settled(accounts: Sequence[Account | None], terms: Terms) -> list[Account]:
             raise UnsettledShares(Note("settlement-lacking"), code="unsettled")
         if one.utility != terms.utility:
             raise LedgerError(f"utility: expected {one.utility!r}, as settled, got {terms.utility!r:.40}")
-        if not one.final:
-            raise UnsettledShares(
-                Note("settlement-open", clients=one.missing, until=moment(one.closes)), code="open"
-            )
+        one.check_final()
         one.check_payable(terms.rule, despite=terms.despite_doubts)
     return [one for one in accounts if one is not None]
 

@@ -85,7 +85,7 @@ FORMS = {
     "statement": _form(MEMBER, "run salt settlement rounds blocks"),
     "table": _form(MEMBER, "run settlement round pairs masked"),
     "verdict": _form(SERVER, "settlement round named values silent evidence"),
-    "settled": _form(SERVER, "settlement rounds named missing closes final"),
+    "settled": _form(SERVER, "settlement rounds named missing silent closes final"),
     "unsettled": _form(SERVER, "settlement why"),
     "countersigned": _form(MEMBER, "run settlement sums"),
     "end": _form(SERVER, "rounds model"),
@@ -199,7 +199,8 @@ def recorded_roster(run: Mapping[str, Any], config: Config) -> Roster:
 
     The hash may cover more than keys, such as weights that do not count in this run.
     """
-    roster = roster_in(config, {name: bytes.fromhex(key) for name, key in run["keys"].items()})
+    keys = run["keys"] and {name: bytes.fromhex(key) for name, key in run["keys"].items()}
+    roster = roster_in(config, keys)
     roster.__dict__["hash"] = bytes.fromhex(run["terms"]["roster"])
     return roster
 

@@ -11,6 +11,8 @@ In a run between machines, a member keeps an ASCII file of what it was shown and
     ROUND complained ["A", "B"]      A, this member, complained that B dealt it a bad share (JSON)
     ROUND released ["A", "B", "C"]   it released shares, for the sum of these members (JSON)
     ROUND report REPORT OUTCOME      hashes of what it reported, and of what the server said the round was
+    ROUND opened MANIFEST            after the last round, it was shown this list of directions (digest)
+    ROUND stated NAME HASH           and stated: its own name (JSON), hash of its statement
 
 Each line is written before the message that it describes is sent. The lines detect a server that misstates a
 run:
@@ -19,6 +21,8 @@ run:
   came with.
 - ``masked``: the ledger does not have the masked input that the member sent.
 - ``report``: the server told the member a different M from the one it recorded.
+- ``opened``: the server showed the member another manifest than the one it recorded.
+- ``stated``: the ledger has another statement of the member, or was closed without it.
 - ``trained`` and ``released``: the server has more sums than it states. Two sums of the same updates from the
   same M0, one of them without a member, give that member's update by subtraction.
 
@@ -95,6 +99,7 @@ def check_kept(path: Path, places: Mapping[str, HeadPlace], records: Sequence[Re
     held = {one.commitment.hex() for one in records if one.kind == "report"}
     heads, reports, gone, did = 0, 0, [], _Did(_written(records))
     unheard: list[Note] = []
+    stated: list[Note] = []
     for at, line in enumerate(lines, start=1):
         try:
             match line.split(" ", 2):
@@ -109,6 +114,10 @@ def check_kept(path: Path, places: Mapping[str, HeadPlace], records: Sequence[Re
                     did.train(int(number), m0_hash)
                 case [number, "masked", sent] if number.isdecimal() and " " in sent:
                     _check_sent(int(number), sent, records)
+                case [number, "opened", digest] if number.isdecimal():
+                    _check_opened(digest, records)
+                case [number, "stated", said] if number.isdecimal() and " " in said:
+                    stated.append(_check_stated(said, records))
                 case [number, "complained", names] if number.isdecimal():
                     unheard += _unheard(int(number), names, records, did)
                 case [number, "released", names] if number.isdecimal():
@@ -118,11 +127,12 @@ def check_kept(path: Path, places: Mapping[str, HeadPlace], records: Sequence[Re
                     _check_shown(int(number), head, places)
                 case _:
                     raise LedgerError(
-                        "expected a round, and then a head or an entry trained, masked, released or report, "
-                        f"as a member writes them, got {line!r:.80}"
+                        "expected a round, and then a head or an entry trained, masked, released, report, "
+                        f"opened or stated, as a member writes them, got {line!r:.80}"
                     )
         except (LedgerError, ValueError) as error:  # int() refuses thousands of digits
-            raise LedgerError(f"{path}: line {at}: {error!s:.400}") from error
+            code = error.code if isinstance(error, LedgerError) else ""
+            raise LedgerError(f"{path}: line {at}: {error!s:.400}", code=code) from error
     if not heads and not did.trained:
         raise LedgerError(f"{path}: holds no head")
     if heads:
@@ -133,6 +143,7 @@ def check_kept(path: Path, places: Mapping[str, HeadPlace], records: Sequence[Re
         yield Note("kept-reports", there=reports - len(gone), reports=reports)
     if gone:
         yield Note("kept-lost", rounds=gone)
+    yield from stated
 
 
 @dataclass
@@ -248,6 +259,42 @@ def _check_sent(number: int, sent: str, records: Sequence[Record]) -> None:
                     f"{member} did not send the masked words that the ledger states for round {number}: "
                     f"it sent {digest:.64}, the ledger states {stated!s:.64}"
                 )
+
+
+def _check_opened(digest: str, records: Sequence[Record]) -> None:
+    """Raise if the server recorded another manifest than it showed; it may have recorded none."""
+    for record in records:
+        if record.kind == "opening" and record.body["settlement"] != digest:
+            raise LedgerError(
+                f"the server showed this member a manifest with digest {digest:.64}, and recorded another "
+                f"one, {record.body['settlement']!s:.64}: two manifests signed by one server prove that it "
+                "is dishonest (fedmerit member show)",
+                code="other-manifest",
+            )
+
+
+def _check_stated(said: str, records: Sequence[Record]) -> Note:
+    """Raise if the ledger has another statement of this member, or was closed without the one it made."""
+    name, _, digest = said.rpartition(" ")
+    try:
+        member = str(json.loads(name))
+    except (ValueError, RecursionError):
+        raise LedgerError(f"expected a member's name as JSON, got {name!r:.80}") from None
+    for record in records:
+        if record.kind == "statement" and record.author == member:
+            if record.commitment.hex() == digest:
+                return Note("kept-stated", client=member)
+            raise LedgerError(
+                f"the ledger has another statement of {member} than it made: {record.commitment.hex()}, it "
+                f"made {digest:.64}",
+                code="left-out",
+            )
+    if any(record.kind == "settled" and record.body["final"] for record in records):
+        raise LedgerError(
+            f"{member} stated, and the settlement was closed without its statement, {digest:.64}",
+            code="left-out",
+        )
+    return Note("kept-unstated", client=member)
 
 
 def _unheard(number: int, names: str, records: Sequence[Record], did: _Did) -> list[Note]:

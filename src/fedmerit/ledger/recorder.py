@@ -28,6 +28,7 @@ from fedmerit.ledger.records import (
 )
 from fedmerit.protocol.messages import join_body
 from fedmerit.protocol.outcome import Model, Outcome, Report, Round, model_hash
+from fedmerit.protocol.settlement import countersignature
 from fedmerit.protocol.terms import EMBEDDED, Agreed
 from fedmerit.secagg.messages import Blame
 
@@ -169,11 +170,18 @@ class LedgerRecorder:
                 self._write(name, kind, body, signature)
         return True
 
-    def state(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Record what the server states about the settlement, unless it is its last word of this kind."""
+    def state(
+        self, kind: str, body: Mapping[str, Any], countersigned: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Record what the server states about the settlement, unless it is its last word of this kind.
+
+        With ``countersigned``, members' signatures under it are recorded in the same step.
+        """
         if [*self.recorded(kind)][-1:] != [dict(body)]:
             with self.folder.ledger.transaction():
                 self._write(SERVER, kind, body)
+                for name, signature in (countersigned or {}).items():
+                    self._write(name, "countersigned", countersignature(self.run, body), signature)
             if kind == "settled":
                 self.write_scores()
 

@@ -166,7 +166,8 @@ def reading(record: Record) -> Iterator[None]:
     try:
         yield
     except FedmeritError as error:
-        raise LedgerError(f"{record.name}: {error}", record=record.seq) from error
+        code = error.code if isinstance(error, LedgerError) else ""
+        raise LedgerError(f"{record.name}: {error}", record=record.seq, code=code) from error
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         problem = f"{record.name}: not a record of its kind: {error!r:.80}"
         raise LedgerError(problem, record=record.seq) from error

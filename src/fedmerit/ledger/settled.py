@@ -3,8 +3,10 @@
 After the last round come ``last`` (only if the run ended early), ``opening`` (the manifest of all
 directions), ``agreed`` by the members who recomputed them, ``statement`` by everybody who states, where an
 equation fails ``table`` and ``verdict``, then ``settled`` (what it comes to) and ``countersigned``. A
-statement may come late, also after the end of the run; then another ``settled`` follows. A run that could not
-be settled has ``unsettled``, once for every attempt; a later one may succeed.
+statement or a table may come late, also after the end of the run; then another ``settled`` follows. While
+anybody is awaited, ``settled`` is final only if t members countersigned the day on which its window closes
+and, after that day, the final record itself. A run that could not be settled has ``unsettled``, once for
+every attempt; a later one may succeed.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ LIES = ("stated", "pair", "masked", "range", "sum")
 """For what a verdict names somebody (`fedmerit.secagg.naming.Reason`); the last is for the server only."""
 UNSETTLED = ("not-last", "no-rounds", "no-gain", "not-finite", "no-gradient", "damaged", "off-gain")
 """Why a pool was not opened; once it is open, only ``not-agreed`` is left."""
+UNCOUNTERSIGNED = "uncountersigned"
+"""Code of the error for a settlement that was closed without t members' signatures."""
 RING = 2**64
 """Masks prove integers modulo this."""
 
@@ -71,6 +75,7 @@ class Book:
     history: list[Settled] = field(default_factory=list)  # every one that was recorded, in order
     why: str = ""
     countersigned: tuple[str, ...] = ()
+    windows: dict[int, set[str]] = field(default_factory=dict)  # by closing time, who countersigned it
     threshold: int = 0
     told: Mapping[str, Any] = field(default_factory=dict)  # the last record ``settled``
 
@@ -100,7 +105,11 @@ class Book:
                 yield Note("settlement-parts-run", clients=one.participants)
             else:
                 yield Note("settlement-parts", round=one.round, clients=one.participants)
-        if len(self.countersigned) < self.threshold:
+        if self.settled.awaited and not self.settled.final:
+            signed = len(self.windows.get(self.settled.closes or 0, ()))
+            if signed < self.threshold:
+                yield Note("settlement-unopened", count=signed, needed=self.threshold)
+        elif len(self.countersigned) < self.threshold:
             yield Note("settlement-uncountersigned", count=len(self.countersigned), needed=self.threshold)
 
 
@@ -118,6 +127,9 @@ def about(settled: Settled, *, judged: bool = True) -> Iterator[Note]:
                 yield Note(code, client=name, how=how)
     if settled.missing:
         yield Note("settlement-rest" if settled.final else "settlement-missing", clients=settled.missing)
+    if settled.unproved:
+        code = "settlement-unshown-rest" if settled.final else "settlement-unshown"
+        yield Note(code, clients=settled.unproved)
 
 
 def settlement_of(ledger: Records, rounds: Sequence[Round], config: Config) -> Book | None:
@@ -130,6 +142,8 @@ def settlement_of(ledger: Records, rounds: Sequence[Round], config: Config) -> B
             walk = walk or _SettlementWalk(book, rounds, config, ledger)
             with reading(record):
                 getattr(walk, record.kind)(record)
+    if walk is not None:
+        walk.check_end()
     return None if walk is None else book
 
 
@@ -146,6 +160,11 @@ class _SettlementWalk:
     @cached_property
     def run(self) -> str:
         return str(first_body(self.ledger, "run")["run"])
+
+    @cached_property
+    def needed(self) -> int:
+        """How many countersignatures a window needs: none in a rehearsal where nothing is signed."""
+        return self.config.threshold if first_body(self.ledger, "run")["keys"] else 0
 
     def last(self, record: Record) -> None:
         if record.body["run"] != self.run:
@@ -308,14 +327,34 @@ class _SettlementWalk:
             raise LedgerError("lacks the verdict on the whole run that follows from those on its rounds")
 
     def _check_window(self, found: Settled) -> None:
-        """Raise LedgerError if the window is closed before it was opened, or moved."""
+        """Raise LedgerError if the window is closed before t members saw it open, or moved."""
         before = self.book.told.get("closes")
         if not found.final and found.closes is None:
             raise LedgerError("is open without a day on which it closes")
         if before is not None and found.closes is not None and found.closes < before:
             raise LedgerError("closes earlier than was said before")
-        if found.final and found.missing and (found.closes is None or found.closes != before):
-            raise LedgerError("is closed without a window, though somebody is missing")
+        if not (found.final and found.awaited):
+            return
+        if found.closes is None or found.closes != before:
+            raise LedgerError("is closed without a window, though somebody is awaited")
+        if (signed := len(self.book.windows.get(before, ()))) < self.needed:
+            raise LedgerError(
+                f"closes a window that {signed} members countersigned, {self.needed} are needed",
+                code=UNCOUNTERSIGNED,
+            )
+
+    def check_end(self) -> None:
+        """Raise LedgerError if the settlement was closed on members who are awaited, and t did not sign."""
+        book = self.book
+        if book.settled is None or not book.settled.final or not book.settled.awaited:
+            return
+        if len(book.countersigned) < self.needed:
+            awaited = ", ".join(book.settled.awaited)
+            raise LedgerError(
+                f"the settlement was closed without {awaited}, which {len(book.countersigned)} members "
+                f"countersigned, {self.needed} are needed",
+                code=UNCOUNTERSIGNED,
+            )
 
     def unsettled(self, record: Record) -> None:
         if self.book.told:
@@ -336,3 +375,5 @@ class _SettlementWalk:
         if dict(record.body) != expected or record.author in self.book.countersigned:
             raise LedgerError("countersigns something else, or a second time")
         self.book.countersigned += (record.author,)
+        if not self.book.told["final"] and self.book.told["closes"] is not None:
+            self.book.windows.setdefault(self.book.told["closes"], set()).add(record.author)

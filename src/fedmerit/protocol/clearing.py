@@ -35,17 +35,19 @@ from fedmerit.protocol.direction import (
     scale_of,
     slopes_of,
 )
-from fedmerit.protocol.messages import Parcel, parsed, slice_arrays, unpack
+from fedmerit.protocol.messages import Exchange, Parcel, parsed, slice_arrays, unpack
 from fedmerit.protocol.outcome import Model, Round, model_hash, moved, sum_hash
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.settlement import (
     ALL,
+    CLOCKS,
     DAY,
     Settled,
     Statement,
     agreement,
     countersignature,
     last_round,
+    name_hash,
     statement_limit,
 )
 from fedmerit.protocol.terms import archived_weights, scheduled_encoding
@@ -120,17 +122,15 @@ class Clearing:
         coordinator: of the run, whose rounds are over.
         gradient: the server's own function.
         archive: what it kept of the rounds.
-        reaches: whether members can be asked; else nobody is named where an equation fails, and nobody counts
-            as silent.
     """
 
     coordinator: Coordinator
     gradient: Gradient
     archive: Archive
-    reaches: bool = True
     waits: bool = False  # whether a run that is not settled may still be, once more members are there
     agreed: dict[str, tuple[list[int], bytes]] = field(default_factory=dict)  # released rounds, signature
     statements: dict[str, tuple[Statement, bytes]] = field(default_factory=dict)
+    handed: dict[tuple[str, int], dict[str, bytes]] = field(default_factory=dict)  # answers given by hand
 
     def run(self, present: Sequence[str]) -> Settled | None:
         """Settle the run with the members who are present; return None if it cannot be settled.
@@ -152,7 +152,7 @@ class Clearing:
             self.coordinator.opening(self.coordinator.pool.settlement())
         if any(body["final"] for body in recorder.recorded("settled")):
             settled = replace(self.settled(manifest), final=True)
-            return self._closed(manifest, settled, self._open(manifest, present, last))
+            return self._closed(settled, self._open(manifest, present, last))
         opened = self._directions(manifest, list(dict.fromkeys((*present, *last))), last)
         few = self.coordinator.config.threshold
         while len(self.agreed) < few and (back := self._back(self._not_agreed(manifest))):
@@ -167,9 +167,11 @@ class Clearing:
             self._statements(manifest, self._directions(manifest, back, last))
             opened += [name for name in back if name not in opened]
         settled = self._named(self.settled(manifest))
-        if settled.missing:
+        if self._back(settled.unproved):
+            settled = self._named(self.settled(manifest))
+        if settled.awaited:
             self._keep_messages(manifest, last)
-        return self._closed(manifest, settled, opened)
+        return self._closed(settled, opened)
 
     def _directions(self, manifest: Manifest, members: Sequence[str], last: Mapping[str, bytes]) -> list[str]:
         """Show members the pool and all directions, and collect what they sign; return who accepts them."""
@@ -434,29 +436,95 @@ class Clearing:
                     member=statement.member,
                 )
 
-    def late(self, name: str, answer: bytes) -> Settled:
-        """Take a statement that came after the others, and record what the settlement comes to now."""
+    def late(self, name: str, *answers: tuple[str, int, bytes]) -> Settled:
+        """Take answers that a member hands in later, and record what the settlement comes to now.
+
+        Args:
+            name: the member.
+            answers: exchange, round and answer: its statement (``state``), what it shows of its masks
+                (``table``, ``pairs``), or its signature under the window (``settle``).
+        """
         manifest, last = self._before()
         if last["final"]:
             raise SettlementError("the settlement is closed", code="closed", member=name)
-        self.take(manifest, name, answer)
+        recorder = self.coordinator.recorder
+        for exchange, number, answer in answers:
+            if exchange == "state":
+                self.take(manifest, name, answer)
+            elif exchange == "settle":
+                if not recorder.said(name, "countersigned", countersignature(recorder.run, last), answer):
+                    raise SettlementError(
+                        "did not countersign the last word on the settlement", code="unsigned", member=name
+                    )
+            else:
+                self.handed.setdefault((exchange, number), {})[name] = answer
         settled = self._named(self.settled(manifest))
-        self.coordinator.recorder.state("settled", settled.body())
+        recorder.state("settled", settled.body())
+        self._keep_ends(settled, manifest.members)
         return settled
 
-    def close(self, now: float) -> Settled:
-        """Close the settlement once its window is over; who is missing then stays so."""
+    def close(self, now: float, signed: Mapping[str, bytes] | None = None) -> Settled:
+        """Close the settlement once its window is over: members who are still awaited share the remainder.
+
+        Args:
+            now: the time, in seconds since 1970.
+            signed: by member, signatures under the end that were handed in; all others are asked.
+
+        Raises:
+            SettlementError: the window is open (``open``), or fewer than t members countersigned the day on
+                which it closes, or the end (``uncountersigned``).
+        """
         manifest, last = self._before()
-        settled = replace(self.settled(manifest), final=True)
+        settled, recorder = self.settled(manifest), self.coordinator.recorder
         if last["final"]:
-            return settled
+            return replace(settled, final=True)
         if last["closes"] is not None and now < last["closes"]:
-            waiting = ", ".join(settled.missing) or "members about their masks"
+            waiting = ", ".join(settled.awaited) or "members about their masks"
             raise SettlementError(
-                f"statements of {waiting} are taken until {moment(last['closes'])}", code="open"
+                f"answers of {waiting} are taken until {moment(last['closes'])}", code="open"
             )
-        self.coordinator.recorder.state("settled", settled.body())
+        if (told := self._told_of(last["closes"])) < (needed := self._needed):
+            opened = replace(settled, closes=self._until(now, 2))  # so that there is time to sign it by hand
+            recorder.state("settled", opened.body())
+            self._keep_ends(opened, manifest.members)
+            raise SettlementError(
+                f"{told} members countersigned when the window closes, {needed} are needed: it is open again "
+                f"until {moment(opened.closes)}, for members to sign that (fedmerit member state)",
+                code="uncountersigned",
+            )
+        settled = replace(settled, final=True)
+        body = settled.body()
+        end, given = countersignature(recorder.run, body), dict(signed or {})
+        asks = {name: ask for name, ask in self._end_asks(settled, manifest.members) if name not in given}
+        given |= dict(self.coordinator.transport.exchange("settle", asks))
+        good = {who: one for who, one in given.items() if recorder.verifies(who, "countersigned", end, one)}
+        if settled.awaited and len(good) < needed:
+            self._keep_ends(settled, manifest.members)
+            raise SettlementError(
+                f"{len(good)} members signed that the settlement is closed without "
+                f"{', '.join(settled.awaited)}, {needed} are needed",
+                code="uncountersigned",
+            )
+        recorder.state("settled", body, countersigned=good)
         return settled
+
+    @property
+    def _needed(self) -> int:
+        """How many members must countersign a window: none where nothing is signed."""
+        return self.coordinator.config.threshold if self.coordinator.recorder.agreed.server else 0
+
+    def _told_of(self, closes: int | None) -> int:
+        """Return how many members countersigned a window that closes then."""
+        recorder = self.coordinator.recorder
+        opened = [
+            one for one in recorder.recorded("settled") if (one["closes"], one["final"]) == (closes, False)
+        ]
+        sums = {countersignature(recorder.run, one)["sums"] for one in opened}
+        return len({name for name, body, _ in recorder.signed("countersigned") if body["sums"] in sums})
+
+    def _until(self, now: float, windows: int = 1) -> int:
+        """Return when a window closes that is opened now."""
+        return int(now + windows * self.coordinator.config.settlement.window_days * DAY)
 
     def _before(self) -> tuple[Manifest, Mapping[str, Any]]:
         """Return the manifest and the last word on the settlement; read what was stated, from the ledger."""
@@ -489,23 +557,22 @@ class Clearing:
     def _dated(self, settled: Settled) -> Settled:
         """Return a settlement that is final if nothing is open, else with the day on which it closes.
 
-        Open is who is missing, and an equation that fails and of which masks have not said why.
+        Open is who is awaited, and an equation that fails and of which masks have not said why.
         """
         asked = self.coordinator.config.word_bytes == 8
         failing = any(
             not one.holds and not (settled.liars if one.round is None else settled.named.get(one.round))
             for one in settled.equations
         )
-        if not settled.missing and not (asked and failing):
+        if not settled.awaited and not (asked and failing):
             return replace(settled, closes=None, final=True)
-        window = self.coordinator.config.settlement.window_days * DAY
-        closes = int(time.time() + window) if settled.closes is None else settled.closes
+        closes = self._until(time.time()) if settled.closes is None else settled.closes
         return replace(settled, closes=closes, final=False)
 
     def _named(self, settled: Settled) -> Settled:
         """Find out who lied, in every round whose equation fails though everybody stated."""
         failed = [one for one in settled.equations if not one.missing and not one.holds]
-        if not failed or self.coordinator.config.word_bytes == 4 or not self.reaches:
+        if not failed or self.coordinator.config.word_bytes == 4:
             return settled
         from fedmerit.protocol.naming import named
 
@@ -516,25 +583,31 @@ class Clearing:
         run, stated = self.coordinator.recorder.run, self.statements.items()
         return {name: [canonical(one.body(run)), signature] for name, (one, signature) in stated}
 
-    def _closed(self, manifest: Manifest, settled: Settled, members: Sequence[str]) -> Settled:
+    def _closed(self, settled: Settled, members: Sequence[str]) -> Settled:
         """Record what the settlement came to, and collect countersignatures."""
-        recorder, config = self.coordinator.recorder, self.coordinator.config
+        recorder = self.coordinator.recorder
+        if not settled.final and self._told_of(settled.closes) < self._needed:
+            least = self._until(time.time())  # who is told only now signs no shorter window
+            settled = replace(settled, closes=max(least - CLOCKS // 2, settled.closes or least))
         body = settled.body()
         if [canonical(body)] != [canonical(one) for one in recorder.recorded("settled")[-1:]]:
             recorder.state("settled", body)  # else nobody came back since it was recorded
-        shown = self.shown_statements()
-        everybody = config.scoring.visibility == "all"
-        number = len(recorder.rounds)
-        signed = countersignature(recorder.run, body)
-        told = {"settled": canonical(body), "statements": shown}
-        asks = dict.fromkeys(members, self.coordinator.ask("settle", number, told))
-        for name in () if everybody else members:
-            own = {key: one for key, one in shown.items() if key == name}
-            asks[name] = self.coordinator.ask("settle", number, {**told, "statements": own})
+        signed, asks = countersignature(recorder.run, body), dict(self._end_asks(settled, members))
         for name, signature in self.coordinator.transport.exchange("settle", asks) if asks else ():
             if not recorder.said(name, "countersigned", signed, signature):
                 self.coordinator.note(f"{name} did not countersign the settlement")
+        self._keep_ends(settled, settled.manifest.members)
         return settled
+
+    def _end_asks(self, settled: Settled, members: Iterable[str]) -> Iterator[tuple[str, Parcel]]:
+        """Yield the requests to countersign what the settlement came to."""
+        shown, everybody = self.shown_statements(), self.coordinator.config.scoring.visibility == "all"
+        number, text = len(self.coordinator.recorder.rounds), canonical(settled.body())
+        whole = self.coordinator.ask("settle", number, {"settled": text, "statements": shown})
+        for name in members:
+            own = {key: one for key, one in shown.items() if key == name}
+            alone = {"settled": text, "statements": own}
+            yield name, whole if everybody else self.coordinator.ask("settle", number, alone)
 
     # ------------------------------------------------------------------------------------- who is missing
 
@@ -546,6 +619,22 @@ class Clearing:
             self._keep("agree", one.round, self._direction_ask(one, entry))
         self._keep("agreed", number, self.coordinator.ask("agreed", number, {}))
         self._keep("state", number, self.coordinator.ask("state", number, {"agreed": self._agreed_rows()}))
+
+    def _keep_ends(self, settled: Settled, members: Iterable[str]) -> None:
+        """Keep the requests for countersignatures while anybody is awaited: t of them end the window."""
+        for name, ask in self._end_asks(settled, members) if settled.awaited else ():
+            self.keep_for(name, "settle", len(self.coordinator.recorder.rounds), ask)
+
+    def keep_for(self, name: str, kind: str, number: int, parcel: Parcel) -> None:
+        """Keep a message for one member, to be answered by hand."""
+        self._keep(f"{kind}-{name_hash(name)}", number, parcel)
+
+    def answers(self, kind: Exchange, number: int, asks: Mapping[str, Parcel]) -> Iterator[tuple[str, bytes]]:
+        """Yield members' answers: those that were handed in, then those of members who can be asked."""
+        handed = self.handed.get((kind, number), {})
+        yield from ((name, handed[name]) for name in asks if name in handed)
+        if rest := {name: ask for name, ask in asks.items() if name not in handed}:
+            yield from self.coordinator.transport.exchange(kind, rest)
 
     def _keep(self, kind: str, number: int, parcel: Parcel) -> None:
         head = np.frombuffer(parcel.head, np.uint8)

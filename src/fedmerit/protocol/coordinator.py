@@ -130,8 +130,10 @@ class Recorder(Protocol):
     def said(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> bool:
         """Record what a member signed, once; return whether it did sign it."""
 
-    def state(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Record what the server states about the settlement."""
+    def state(
+        self, kind: str, body: Mapping[str, Any], countersigned: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Record what the server states about the settlement, in one step with members' signatures."""
 
     def recorded(self, kind: str) -> Sequence[Mapping[str, Any]]:
         """Return the bodies of all records of a kind, in order."""
@@ -494,8 +496,8 @@ class Coordinator:
             if clearing.waits and not self.rehearsal:
                 return
             if (settled := self.settled) is not None:
-                who = ", ".join(settled.missing)
-                away = f"; statements of {who} are still taken (fedmerit settle add)" if who else ""
+                who = ", ".join(settled.awaited)
+                away = f"; answers of {who} are still taken (fedmerit settle add)" if who else ""
                 self._tell(f"settled: {settled.holding} of {len(settled.equations)} equations hold{away}")
         self.recorder.end(model)
         self.seal(present, self.recorder.head)

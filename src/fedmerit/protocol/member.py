@@ -121,6 +121,7 @@ class Participant:
         self.evaluator, self.accept, self.seed, self.run_config = evaluator, accept, seed, run_config
         self.rehearsal, self.engines, self.gradients = rehearsal, engines, gradients
         self.misstates: float | None = None  # in a rehearsal, the factor by which it misstates
+        self.without: tuple[str, ...] = ()  # whose answers its owner agrees to close a settlement without
         self.masked = False  # whether the last answer was a masked update
         self.declined = ""  # why its last answer was to leave the round; never sent
         self.solo: Model | None = None  # the model it trained alone, if it does so
@@ -183,7 +184,7 @@ class Participant:
                     )
                 if not self._signed(signed_by, agreed.server):
                     raise BindingError("not signed by the server", stage=ask.exchange, member=self.name)
-                answer = self._answer(ask, state, agreed, hashlib.sha256(data.head).digest(), work)
+                answer = self._answer(ask, state, agreed, data.head, work)
                 state.save()
                 return answer
             except Exception as error:
@@ -200,16 +201,16 @@ class Participant:
         return b"" if self.identity is None else self.identity.sign(content(self.name, kind, body))
 
     def _answer(
-        self, ask: Ask, state: MemberState, agreed: Agreed, digest: bytes, work: Callable[[], Work] | None
+        self, ask: Ask, state: MemberState, agreed: Agreed, head: bytes, work: Callable[[], Work] | None
     ) -> bytes:
         if ask.exchange == "advertise":
             return self._keys_for(ask.round, state, agreed, ask.get("members", list), ask.run)
         if ask.exchange == "report":
-            return self._report(ask, state, agreed, digest)
+            return self._report(ask, state, agreed, hashlib.sha256(head).digest())
         if ask.exchange == "close":
             return self._close(ask, state, agreed)
         if ask.exchange in SETTLING:
-            return Settler(self, state, agreed, ask.run).answer(ask)
+            return Settler(self, state, agreed, ask.run, head).answer(ask)
         return self._stage(ask, state, agreed, work)
 
     # ----------------------------------------------------------------------------------------- the exchanges

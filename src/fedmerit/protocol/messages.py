@@ -128,7 +128,7 @@ class Ask:
                         ):
                             raise MessageError("other arrays beside it than expected", stage=exchange)
                         ask = cls(exchange, run, number, body, parcel.arrays, named)
-                        return ask, partial(_verifies, inner, signature)
+                        return ask, partial(signed_by, inner, signature)
         raise MessageError(f"not a message of {FORMAT}")
 
     def get(self, key: str, kind: type | tuple[type, ...]) -> Any:
@@ -214,7 +214,8 @@ def _signed(inner: bytes) -> bytes:
     return b"fedmerit remote message 3\0" + hashlib.sha256(inner).digest()
 
 
-def _verifies(inner: bytes, signature: bytes, key: bytes) -> bool:
+def signed_by(inner: bytes, signature: bytes, key: bytes) -> bool:
+    """Return whether a server with this public key signed the inner bytes of a message."""
     return verifies(key, signature, _signed(inner))
 
 

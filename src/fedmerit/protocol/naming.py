@@ -20,7 +20,7 @@ from fedmerit.identity import canonical
 from fedmerit.protocol.direction import Direction, Entry, Manifest, direction_hash, whole_number
 from fedmerit.protocol.messages import Ask, Parcel, pack, parsed, unpack
 from fedmerit.protocol.outcome import as_array, file_name
-from fedmerit.protocol.settlement import ALL, Equation, Settled, Statement
+from fedmerit.protocol.settlement import ALL, Equation, Settled, Statement, name_hash
 from fedmerit.protocol.terms import archived_weights, scheduled_encoding
 from fedmerit.secagg.plain import PlainClient
 from fedmerit.secagg.setting import Setting, Task
@@ -144,8 +144,8 @@ def pairs_answer(settler: Settler, manifest: Manifest, ask: Ask) -> bytes:
 def named(clearing: Clearing, settled: Settled, failed: Sequence[Equation]) -> Settled:
     """Return the settlement with what masks prove about the equations that fail.
 
-    Who does not show its masks is silent there: what it stated counts for nothing until it does. It is asked
-    again whenever this is called again.
+    Who does not show its masks is silent there, and is asked again whenever this is called again. The
+    settlement is not final until it answers, or t members close it without.
     """
     values = {key: dict(each) for key, each in settled.values.items()}
     liars = {key: dict(each) for key, each in settled.named.items()}
@@ -247,6 +247,7 @@ class _Naming:
         if verdict.disputed:
             self._ask_keys(verdict.disputed)
             verdict = self._judge()
+        self._keep_asks(verdict)
         products = {name: str(value) for name, value in sorted(self.products.items())}
         return verdict, {**self.evidence.to_dict(), "extra": self.task.extra.hex(), "products": products}
 
@@ -282,13 +283,7 @@ class _Naming:
         from fedmerit.secagg.naming import product
 
         number = self.entry.round
-        names = self.entry.participants
-        if self.coordinator.config.scoring.visibility == "all":
-            shown = {"statements": self.clearing.shown_statements()}
-            asks = dict.fromkeys(names, self.coordinator.ask("table", number, shown, {"g": self.g}))
-        else:
-            asks = {name: self._ask_alone(name) for name in names}
-        for name, answer in self.coordinator.transport.exchange("table", asks):
+        for name, answer in self.clearing.answers("table", number, self._table_asks(self.entry.participants)):
             try:
                 if len(answer) > (most := self._most()):
                     raise MessageError(
@@ -306,6 +301,29 @@ class _Naming:
                             self.coordinator.note(f"{name} sent other words than in round {number}")
             except (FedmeritError, ValueError) as error:
                 self.coordinator.note(f"round {number}: refused: {error!s:.200}")
+
+    def _table_asks(self, names: Sequence[str]) -> dict[str, Parcel]:
+        """Return the requests for these members' tables."""
+        if self.coordinator.config.scoring.visibility != "all":
+            return {name: self._ask_alone(name) for name in names}
+        shown = {"statements": self.clearing.shown_statements()}
+        return dict.fromkeys(names, self.coordinator.ask("table", self.entry.round, shown, {"g": self.g}))
+
+    def _keep_asks(self, verdict: Verdict) -> None:
+        """Keep what members who are silent can still answer by hand: for their tables, else for keys."""
+        silent = silent_in(verdict)
+        for name, ask in self._table_asks([one for one in silent if one in verdict.unproved]).items():
+            self.clearing.keep_for(name, "table", self.entry.round, ask)
+        for name, ask in self._key_asks(verdict.disputed).items():
+            self.clearing.keep_for(name, "pairs", self.entry.round, ask)
+
+    def _key_asks(self, disputed: Sequence[tuple[str, str]]) -> dict[str, Parcel]:
+        """Return the requests for the keys of disputed pairs, to both ends of each."""
+        peers: dict[str, dict[str, list[bytes]]] = {}
+        for name, peer in (ends for pair in disputed for ends in (pair, pair[::-1])):
+            peers.setdefault(name, {})[peer] = list(self.tables[peer][1:])
+        number = self.entry.round
+        return {name: self.coordinator.ask("pairs", number, {"tables": one}) for name, one in peers.items()}
 
     def _ask_alone(self, name: str) -> Parcel:
         """Return the request for a table where statements are withheld: its own, and what all add up to."""
@@ -334,19 +352,14 @@ class _Naming:
     def _ask_keys(self, disputed: Sequence[tuple[str, str]]) -> None:
         """Ask both ends of every disputed pair for its key."""
         number = self.entry.round
-        for name in self.entry.participants:
-            peers = [two[two[0] == name] for two in disputed if name in two]
-            if not peers:
-                continue
-            shown = {peer: list(self.tables[peer][1:]) for peer in peers}
-            for who, answer in self.coordinator.exchange("pairs", number, [name], {"tables": shown}):
-                try:
-                    for peer, key in unpack(answer, "opened keys", values=1 + 3 * len(peers)):
-                        trial = self.evidence.with_opened(self.setting, who, peer, key)
-                        trial.check(self.setting, self.task)
-                        self.evidence = trial
-                except (FedmeritError, ValueError, TypeError) as error:
-                    self.coordinator.note(f"round {number}: {who} opened no key: {error!s:.200}")
+        for who, answer in self.clearing.answers("pairs", number, self._key_asks(disputed)):
+            try:
+                for peer, key in unpack(answer, "opened keys", values=1 + 3 * len(disputed)):
+                    trial = self.evidence.with_opened(self.setting, who, peer, key)
+                    trial.check(self.setting, self.task)
+                    self.evidence = trial
+            except (FedmeritError, ValueError, TypeError) as error:
+                self.coordinator.note(f"round {number}: {who} opened no key: {error!s:.200}")
 
 
 def attempt_of(
@@ -371,11 +384,6 @@ def evidence_in(kept: Mapping[str, bytes]) -> Evidence:
         return {key.partition("/")[2]: value for key, value in kept.items() if key.startswith(f"{kind}/")}
 
     return Evidence.of(part("list"), part("seed"), part("key"))
-
-
-def name_hash(name: str) -> str:
-    """Return a part of a file's name that stands for a member."""
-    return _digest(name.encode())[:16]
 
 
 def _digest(data: bytes) -> str:

@@ -771,6 +771,16 @@ def kept_released(number: int, included: Sequence[str]) -> str:
     return f"{number} released {json.dumps(list(included))}"
 
 
+def kept_opened(number: int, settlement: str) -> str:
+    """Return the line for a manifest that was shown after the last round, by its digest."""
+    return f"{number} opened {settlement}"
+
+
+def kept_stated(number: int, member: str, body: Mapping[str, Any]) -> str:
+    """Return the line for this member's statement, hashed as in the ledger."""
+    return f"{number} stated {json.dumps(member)} {commitment(body).hex()}"
+
+
 def kept_report(number: int, body: Mapping[str, Any], bound_to: Mapping[str, Any]) -> str:
     """Return the line for a report and the outcome it is about, by their hashes."""
     outcome = commitment({"round": number, **bound_to})

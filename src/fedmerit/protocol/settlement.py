@@ -31,6 +31,8 @@ ALL = "all"
 """In place of a round's number, where members state one number for the run."""
 
 DAY = 86_400
+CLOCKS = 3600
+"""Seconds by which a member's clock may differ from the server's when it is told of a window."""
 STATEMENT = 2048
 """Most bytes of a statement, for each round."""
 MOST_PART = 1e9
@@ -136,6 +138,11 @@ def countersignature(run: str, settled: Mapping[str, Any]) -> dict[str, Any]:
     return {"run": run, "settlement": settled["settlement"], "sums": digest}
 
 
+def name_hash(name: str) -> str:
+    """Return a part of a file's name that stands for a member."""
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
 # ---------------------------------------------------------------------------------------------- equations
 
 
@@ -219,9 +226,9 @@ class Settled:
         detail: whether members stated per round ("rounds") or once ("run").
         values: by round and member, what masks proved in place of a statement.
         named: by round, who lied and how; the server may be one of them.
-        silent: by round whose equation fails, who has not shown its masks: what it stated counts for nothing.
-        closes: when the window for statements closes, in seconds since 1970; None once nobody is missing.
-        final: whether it is closed: nothing changes any more.
+        silent: by round whose equation fails, who has not shown what would prove its statement.
+        closes: when the window closes, in seconds since 1970; None once nobody is awaited.
+        final: whether it is closed: nothing changes any more. While anybody is awaited, t members sign that.
         withheld: in a copy, who stated what its reader may not see.
         told: in such a copy, the equations as they are recorded.
     """
@@ -249,10 +256,19 @@ class Settled:
 
     @cached_property
     def missing(self) -> tuple[str, ...]:
-        """Everybody who was summed and has not stated, or was silent when an equation failed."""
+        """Everybody who was summed and has not stated."""
         found = dict.fromkeys(name for one in self.equations for name in one.missing)
-        unstated = [name for name in found if name not in self.withheld]
-        return tuple(dict.fromkeys((*unstated, *(name for each in self.silent.values() for name in each))))
+        return tuple(name for name in found if name not in self.withheld)
+
+    @property
+    def unproved(self) -> tuple[str, ...]:
+        """Everybody who stated, and was silent about its masks when an equation failed."""
+        return tuple(dict.fromkeys(name for each in self.silent.values() for name in each))
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Everybody without whom the settlement is not final, unless t members sign that it is."""
+        return (*self.missing, *self.unproved)
 
     @property
     def liars(self) -> tuple[str, ...]:
@@ -306,6 +322,7 @@ class Settled:
             "rounds": [one.body() for one in self.equations] if self.told is None else list(self.told),
             "named": list(self.liars),
             "missing": list(self.missing),
+            "silent": list(self.unproved),
             "closes": self.closes,
             "final": self.final,
         }
@@ -324,11 +341,12 @@ class Settled:
     def value(self, entry: Entry, name: str) -> int | None:
         """Return a member's integer in a round: as proved, else as stated; None if neither counts.
 
-        Who is named, or silent where an equation fails, has no statement that counts.
+        A statement counts unless its author is named. Who is silent about its masks keeps it too, until t
+        members close the settlement without them.
         """
         if (proved := self.values.get(entry.round, {}).get(name)) is not None:
             return proved
-        if name in self.silent.get(entry.round, ()) or name in self.named.get(entry.round, {}):
+        if name in self.named.get(entry.round, {}) or self._given_up(name, entry.round):
             return None
         return self.statements[name].rounds[str(entry.round)] if name in self.statements else None
 
@@ -355,11 +373,14 @@ class Settled:
 
     def left(self, equation: Equation) -> tuple[str, ...]:
         """Return who has no integer of its own in an equation: what the others leave is theirs."""
-        return tuple(
-            name
-            for name in equation.participants
-            if replace(self, final=False).counts(equation, name) is None
-        )
+        if equation.round is None:
+            return tuple(name for name in equation.participants if self._over_run(name) is None)
+        entry = self.manifest.entry(equation.round)
+        return tuple(name for name in equation.participants if self.value(entry, name) is None)
+
+    def _given_up(self, name: str, number_: int) -> bool:
+        """Return whether the settlement was closed without a member's masks of a round."""
+        return self.final and name in self.silent.get(number_, ())
 
     def _of_rest(self, known: Mapping[str, int | None], name: str, product: int, number_: int) -> int:
         """Return a member's part of what is left of a sum."""
@@ -387,8 +408,9 @@ class Settled:
         """Return a member's integer over the run, where it states one number: as proved, else as stated."""
         if (proved := self.proved(name)) is not None:
             return proved
-        doubted = name in self.liars or any(name in each for each in self.silent.values())
-        return None if doubted or name not in self.statements else self.statements[name].rounds.get(ALL, 0)
+        if name in self.liars or any(self._given_up(name, number_) for number_ in self.silent):
+            return None
+        return self.statements[name].rounds.get(ALL, 0) if name in self.statements else None
 
     def _of(self, name: str) -> list[Entry]:
         return [one for one in self.manifest.rounds if name in one.participants]

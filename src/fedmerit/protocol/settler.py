@@ -3,6 +3,8 @@
 Each message may reach a new process, so what was opened, agreed and stated is in the member's state. A member
 agrees to one manifest only, trains in no round after the pool was opened, and states only once t members have
 signed that every direction in that manifest is the gradient. It repeats its answers when it is asked again.
+Being shown a second manifest before it agreed to one binds it to neither; it keeps both messages, whose
+signatures prove that the server made two (`two_manifests`).
 """
 
 from __future__ import annotations
@@ -42,11 +44,21 @@ from fedmerit.protocol.direction import (
     slopes_of,
 )
 from fedmerit.protocol.memory import POOL, MemberState
-from fedmerit.protocol.messages import LEAST_SAMPLES, Ask, pack, parsed
-from fedmerit.protocol.outcome import as_array, file_name, included_hash, model_hash, moved, sum_hash
+from fedmerit.protocol.messages import LEAST_SAMPLES, Ask, pack, parsed, signed_by, unpack
+from fedmerit.protocol.outcome import (
+    as_array,
+    file_name,
+    included_hash,
+    kept_opened,
+    kept_stated,
+    model_hash,
+    moved,
+    sum_hash,
+)
 from fedmerit.protocol.pool import Indices, Slice, samples_in
 from fedmerit.protocol.settlement import (
     ALL,
+    CLOCKS,
     DAY,
     Statement,
     agreement,
@@ -68,8 +80,8 @@ Gradients = Callable[[Any, str], Gradient]
 
 SETTLING = ("last", "open", "agree", "agreed", "state", "table", "pairs", "settle")
 """The exchanges of a settlement, in order."""
-CLOCKS = 3600
-"""Seconds by which a member's clock may differ from the server's when it is told of a window."""
+MANIFESTS = "manifests"
+"""Where a member's state has the signed messages with which manifests were shown, by their digest."""
 NEAR = 1e-3
 """How much two machines may disagree about the size of a direction, or a utility."""
 
@@ -82,10 +94,13 @@ class Settler:
         state: what it remembers of the run.
         agreed: what it agreed to when it joined.
         run: identifier of the run.
+        head: the signed bytes of the message that is answered.
     """
 
-    def __init__(self, member: Participant, state: MemberState, agreed: Agreed, run: str) -> None:
-        self.member, self.state, self.agreed, self.run = member, state, agreed, run
+    def __init__(
+        self, member: Participant, state: MemberState, agreed: Agreed, run: str, head: bytes = b""
+    ) -> None:
+        self.member, self.state, self.agreed, self.run, self.head = member, state, agreed, run, head
         self.config, self.name = agreed.config, member.name
 
     def answer(self, ask: Ask) -> bytes:
@@ -121,10 +136,13 @@ class Settler:
         manifest = _manifest_in(text)
         if canonical(manifest.body()) != text:
             raise MessageError("a manifest that is not written as servers write it", stage="open")
-        if (kept := self.state.get("settlement")) is not None:
-            if kept[0] != manifest.digest:
-                raise RefusedError("was shown another manifest before", stage="open", member=self.name)
+        kept, signed = self.state.get("settlement"), self.state.get("agreed")
+        if kept is not None and kept[0] == manifest.digest:
             return pack([manifest.digest])
+        self._remember(ask.round, manifest.digest)
+        if signed is not None and not signed[0]:
+            self.state.save()  # the proof is kept although this is refused
+            raise RefusedError("has agreed to another manifest", stage="open", member=self.name)
         if (manifest.run, manifest.utility) != (self.run, self.config.scoring.utilities[0]):
             raise BindingError("a manifest of another run or utility", stage="open", member=self.name)
         self._check_last(ask)
@@ -143,11 +161,31 @@ class Settler:
             manifest.stratified != by_class
         ):
             raise BindingError("the manifest is about another pool, or other blocks", stage="open")
-        self.state.room(shown.x.nbytes + shown.y.nbytes)
-        self._refuse_known(shown)
-        self.state.put(POOL, [_flat(shown.x), _flat(shown.y), shown.index])
+        if kept is None:  # there is one pool, which the commitment fixes
+            self.state.room(shown.x.nbytes + shown.y.nbytes)
+            self._refuse_known(shown)
+            self.state.put(POOL, [_flat(shown.x), _flat(shown.y), shown.index])
+        else:
+            for entry in _manifest_in(bytes(kept[1])).rounds:
+                self.state.put(file_name(entry.round, "stated"), None)
+            self.state.put("agreed", None)
         self.state.put("settlement", [manifest.digest, text])
         return pack([manifest.digest])
+
+    def _remember(self, number: int, settlement: str) -> None:
+        """Keep the signed messages of two manifests: they prove that one server made both."""
+        shown = dict(self.state.get(MANIFESTS) or {})
+        if settlement in shown or len(shown) == 2:
+            return
+        shown[settlement] = self.head
+        self.state.put(MANIFESTS, shown)
+        self.state.add_kept(kept_opened(number, settlement))
+        if len(shown) == 2 and not self.member.rehearsal:
+            log.error(
+                "%s was shown two manifests by one server, which proves that this server is dishonest: the "
+                "signed messages are kept (fedmerit member show)",
+                self.name,
+            )
 
     def _check_participants(self, manifest: Manifest) -> None:
         """Raise unless every round has enough members that honest ones among them recompute its direction.
@@ -309,6 +347,7 @@ class Settler:
         body = statement.body(self.run)
         answer = pack([canonical(body), self.member.sign("statement", body)])
         self.state.put("statement", answer)
+        self.state.add_kept(kept_stated(ask.round, self.name, body))
         return answer
 
     def statement(self, manifest: Manifest) -> Statement:
@@ -373,15 +412,17 @@ class Settler:
             return self.member.sign("countersigned", countersignature(self.run, settled))
         statements = self.statements_in(ask, manifest)
         said = self.state.get("statement")
-        if said is not None and (self.name in settled["missing"] or not self._is_in(ask, bytes(said))):
+        silent = self.name in settled["silent"] and settled["final"]
+        left_out = self.name in settled["missing"] or silent
+        if said is not None and (left_out or not self._is_in(ask, bytes(said))):
             raise RefusedError("its statement is not in the settlement", stage="settle", member=self.name)
         self._check_sums(manifest, settled, statements)
         self._check_end(settled)
         self._check_asked(manifest, settled)
         self.state.put("settled", text)
         self.state.put("closes", settled["closes"])
-        if settled["final"]:
-            self._forget()
+        if settled["final"] and not (settled["missing"] or settled["silent"]):
+            self._forget()  # else a late answer can still come, if too few members sign this end
         return self.member.sign("countersigned", countersignature(self.run, settled))
 
     def _forget(self) -> None:
@@ -439,9 +480,16 @@ class Settler:
             )
         if self.name in settled["named"] and self.member.misstates is None:
             raise RefusedError("is named, and has not lied", stage="settle", member=self.name)
-        closes = self.state.get("closes")
-        if settled["final"] and settled["missing"] and (closes is None or time.time() < closes):
+        closes, awaited = self.state.get("closes"), [*settled["missing"], *settled["silent"]]
+        if settled["final"] and awaited and (closes is None or time.time() < closes):
             raise RefusedError("was not told of a window that is over now", stage="settle", member=self.name)
+        if settled["final"] and not {*awaited} <= {*self.member.without}:
+            raise RefusedError(
+                f"its owner has not agreed to close the settlement without {', '.join(awaited)} (fedmerit "
+                "member state --without)",
+                stage="settle",
+                member=self.name,
+            )
         if not settled["final"]:
             least = time.time() + self.config.settlement.window_days * DAY - CLOCKS
             if not settled["closes"] >= (least if closes is None else closes):
@@ -495,6 +543,25 @@ class Settler:
                 stage=stage,
                 member=self.name,
             )
+
+
+def two_manifests(messages: Mapping[str, bytes], server: bytes) -> bool:
+    """Return whether signed messages prove that a server made two manifests for one run.
+
+    Args:
+        messages: as a member's state has them (`MANIFESTS`).
+        server: the server's public key.
+    """
+    shown = set()
+    for head in messages.values():
+        try:
+            (_, _, inner, signature) = unpack(bytes(head), "a message")
+            exchange, run, _, body, _ = unpack(inner, "a message")
+            good = exchange == "open" and signed_by(inner, signature, server)
+            shown |= {(run, bytes(body["manifest"]))} if good else set()
+        except (MessageError, LookupError, TypeError, ValueError):
+            continue
+    return len(shown) > len({run for run, _ in shown})
 
 
 @lru_cache(maxsize=2)

@@ -313,10 +313,13 @@ def settlement_sentences(facts: Facts) -> list[str]:
     if account.missing:
         unclaimed = worth(facts, account.unclaimed, unit=True)
         said.append(words("settled.missing", clients=account.missing, worth=unclaimed))
-        if account.provisional():
-            said.append(words("settled.until", until=moment(account.closes)))
+        if account.final:
+            said.append(words("settled.over", clients=account.missing))
         else:
-            said.append(words("settled.over"))
+            said.append(words("settled.until", until=moment(account.closes)))
+    if account.unproved:
+        masks = "settled.given-up" if account.final else "settled.silent"
+        said.append(words(masks, clients=account.unproved))
     signed_by, needed = len(account.countersigned), account.threshold
     code = "settled.signed" if signed_by >= needed else "settled.unsigned"
     said.append(words(code, count=signed_by, needed=needed))

@@ -39,9 +39,10 @@ from fedmerit.protocol.direction import (
     product,
     slopes_of,
 )
-from fedmerit.protocol.naming import attempt_of, evidence_in, name_hash, silent_in, table_of
+from fedmerit.protocol.naming import attempt_of, evidence_in, silent_in, table_of
 from fedmerit.protocol.outcome import Round, model_hash, sum_hash
 from fedmerit.protocol.pool import Slice
+from fedmerit.protocol.settlement import name_hash
 from fedmerit.protocol.terms import archived_weights
 from fedmerit.storage.run_folder import arrays_in, safetensors, write
 
@@ -203,6 +204,13 @@ def _recomputed(
                 raise LedgerError(f"round {entry.round}: {problem}")
     yield Note("archive", rounds=len(manifest.rounds))
     yield Note("archive-gradient" if gradient else "archive-no-gradient")
+    yield from check_verdicts(archive, book, records, rounds, config)
+
+
+def check_verdicts(
+    archive: FolderArchive, book: Book, records: Sequence[Record], rounds: Sequence[Round], config: Config
+) -> Iterator[Note]:
+    """Judge every verdict anew from masks and words in the archive; arguments as for `check_archive`."""
     for record in records:
         if record.kind == "verdict" and record.body["round"]:
             with reading(record):
@@ -231,6 +239,8 @@ def _judge_again(
     which = (manifest.coordinates, entry.m0)
     setting, task = attempt_of(setting_of(records, one, config), config, *which, public, extra)
     evidence, g = Evidence.from_dict(given), archive.load("direction", entry.round)["g"]
+    if direction_hash(g) != entry.g:
+        raise LedgerError(f"{archive.path}: its direction is not the one in the manifest")
     sent = masked_inputs(records, entry.round, entry.participants)
     if evidence.check(setting, task).digests != sent:
         raise LedgerError("its evidence is about other masked inputs than those recorded in the round")

@@ -49,6 +49,7 @@ from fedmerit.ledger.records import first_body
 from fedmerit.notes import Note
 from fedmerit.protocol.memory import POOL
 from fedmerit.protocol.messages import pack, unpack
+from fedmerit.protocol.settler import MANIFESTS, two_manifests
 from fedmerit.protocol.terms import Agreed, Lineage, lineage_of
 from fedmerit.scoring.files import LEDGER
 from fedmerit.secagg.state import Released
@@ -501,6 +502,9 @@ def about_state(key_file: Path) -> Iterator[Note]:
         size = sum(size for _, size in kept["files"].values())
         when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(kept["time"]))
         yield Note("state-run-over" if over else "state-run", hash=run, what=when, bytes=size)
+        shown = file.get(run, MANIFESTS) or {}
+        if len(shown) == 2 and two_manifests(shown, file.get(run, "terms")[2]):
+            yield Note("state-two-manifests", hash=run, what=", ".join(shown))
 
 
 def allow(key_file: Path, changes: Mapping[str, str], roster: Roster | None = None) -> None:
