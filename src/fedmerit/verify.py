@@ -678,6 +678,7 @@ def record_decision(
         account = _closed(folder.ledger, journal, config) if terms.score == "PHI" else None
         game, metrics = config.scoring.game, config.scoring.whole
         made = decide(whole, terms, before, game=game, metrics=metrics, after=earlier, account=account)
+        check_payable(made.doubts, terms.rule, despite=terms.despite_doubts)
         named = (heading or Heading()).over(config.report.heading)
         made = replace(made, heading=named.over(Heading(date=datetime.now(UTC).date().isoformat())))
         if before and _repeats(before[-1], made, dated=bool(named.date)):

@@ -31,7 +31,7 @@ from fedmerit.ledger.records import config_of, own_total, reading
 from fedmerit.notes import Note, formatted, moment
 from fedmerit.protocol.outcome import Round
 from fedmerit.scoring.accumulate import Missing, accumulate
-from fedmerit.scoring.doubts import Doubt, doubts
+from fedmerit.scoring.doubts import Doubt, at_chance, doubts
 from fedmerit.scoring.rewards import (
     FORMULA,
     Division,
@@ -200,6 +200,9 @@ def decide(
     else:
         scored = [reports for one in rounds if (reports := one.to_reports(terms.utility)) is not None]
         total = accumulate(scored, score=terms.score, missing=terms.missing)
+    found = doubts(scored, game=game, metrics=metrics) if scored else ()
+    if not scored and (by_chance := at_chance(total)):
+        found = (by_chance,)
     divided = terms.divide(total)
     return Decision(
         number=len(before) + 1,
@@ -209,7 +212,7 @@ def decide(
         total=total,
         shares=divided,
         paid=payouts(divided, terms.budget),
-        doubts=doubts(scored, game=game, metrics=metrics) if scored else (),
+        doubts=found,
         after=tuple((run.id, run.head) for run in after),
         counts=tuple(len(run.rounds) for run in after),
     )
