@@ -92,12 +92,12 @@ def test_score_as_a_table(fedmerit, reports):
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
     assert ["member", "alpha", "rank", "share", "rounds"] in lines
-    # south: alpha 0.2 + 0.1, errors 0.02 twice on unnamed, hence the same, samples: 1.96 * 0.04
+    # south: alpha 0.2 + 0.1, errors 0.02 twice on unnamed, hence the same, samples: 1.96 * 0.04 * 1.562
     assert next(line for line in lines if line[:1] == ["south"])[:5] == [
         "south",
         "+0.3000",
         "±",
-        "0.0784",
+        "0.1225",
         "1",
     ]
     assert "west" in out
@@ -151,7 +151,7 @@ def test_nothing_is_cut_off_in_a_narrow_terminal(fedmerit, monkeypatch, tmp_path
     assert doubt.startswith("WARNING: ")
     assert max(len(line) for line in table.splitlines()) <= columns
     assert "[bold]" in table
-    assert "+0.4000 ± 0.0392" in table
+    assert "+0.4000 ± 0.0612" in table
     if columns == 72:
         assert shell("score", path, columns=72).stdout == out
     code, out, err = fedmerit("rewards", path, "--budget", "123456789.00")
@@ -214,7 +214,7 @@ def test_every_share_and_amount_has_an_interval(fedmerit, reports):
         assert [row["payout_low"], row["payout_high"]] == content["payout_intervals"][row["client"]]
     _, out, _ = fedmerit("rewards", reports, "--budget", "100")
     assert "share, 95%" in out
-    assert "95%: what the rule would pay by scores without the sampling error" in out
+    assert "95%: what the rule would pay by scores without the errors" in out
 
 
 def test_a_tie_that_is_paid_apart_is_said(fedmerit, tmp_path):

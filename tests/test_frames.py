@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedmerit as fm
+from fedmerit.scoring.uncertainty import TRAINING
 
 ROUND = fm.Reports(
     empty=0.1, grand=0.7, alone=[0.1, 0.3, 0.5], without=[0.7, 0.5, 0.3], clients=["A", "<b>B</b>", "C"],
@@ -23,7 +24,9 @@ def test_a_frame_has_one_row_per_client():
     assert list(frame["client"]) == ["A", "<b>B</b>", "C"]
     np.testing.assert_array_equal(frame["raw"], total.raw)
     np.testing.assert_array_equal(frame["rank"], [3, 2, 1])
-    np.testing.assert_allclose(frame["high"] - frame["low"], 2 * 1.959964 * total.stderr, rtol=1e-6)
+    np.testing.assert_allclose(
+        frame["high"] - frame["low"], 2 * 1.959964 * np.hypot(1, TRAINING) * total.stderr, rtol=1e-6
+    )
     assert list(frame["rank_low"]) == [1, 1, 1]
     assert set(frame["coverage"]) == {1.0}
     again = pandas.read_csv(io.StringIO(total.to_csv()), float_precision="round_trip")
@@ -46,7 +49,7 @@ def test_a_notebook_shows_the_best_first_and_runs_no_name():
     shown = fm.accumulate([ROUND])._repr_html_()
     assert shown.index(">C<") < shown.index("&lt;b&gt;B&lt;/b&gt;") < shown.index(">A<")
     assert "<b>" not in shown
-    assert "<td>+0.4000 ± 0.3920</td><td>1 (1-3)</td>" in shown
+    assert "<td>+0.4000 ± 0.6123</td><td>1 (1-3)</td>" in shown
     assert "ALPHA, gain +0.6000" in shown
 
 

@@ -37,6 +37,7 @@ LISTS = {
 NUMBERS = dict.fromkeys(
     [
         "aborted", "budget", "amount", "begins", "closed", "decision", "earlier", "ends", "gain", "heads",
+        "first", "constant", "mean", "sd",
         "joined", "later", "least", "members", "own", "pairs", "percent", "planned", "positive", "pot",
         "record", "records", "reports", "round", "seen", "signed", "sum", "there", "total", "unreported",
         "counter", "count", "disk", "bytes", "size", "factor", "lines", "most", "runs", "changes",

@@ -6,6 +6,7 @@ import math
 import sys
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -762,3 +763,26 @@ def test_a_number_that_is_too_large_for_a_model_is_named_with_its_row_and_column
     message = r"t\.csv: row 5 below the header: 'age' is '1e300': expected at most 3\.4e\+38"
     with pytest.raises(DataError, match=message):
         table(tmp_path, rows, features=["age"])
+
+
+def test_f1_with_few_positives_has_a_least_error(monkeypatch):
+    """Where blocks show no change, an interval would have no width: 95 % intervals covered 30 to 96 %."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "experiments"))
+    from coverage import few_positives
+
+    for samples, share in ((50, 0.2), (200, 0.05)):
+        found = few_positives(samples, share, 0.3, 40)
+        assert found["before"] < 0.92 <= found["now"]
+
+
+def test_a_report_of_f1_carries_its_least_error(own, tmp_path):
+    raw = settings(
+        data={"options": {"kind": "classes"}},
+        training={"loss": "binary", "lr": 1e-9},
+        scoring={"utilities": ["f1"], "scale": 0.0},
+    )
+    run(from_dict(raw), tmp_path / "run")
+    (first, *_) = fm.read(tmp_path / "run" / "scores.json")
+    positives = int(prepare(from_dict(raw)).pool.first.y.sum())  # nothing changes, and that is not certain
+    np.testing.assert_allclose(first.se_alpha, 1 / positives / 2, rtol=1e-6)
+    np.testing.assert_allclose(first.se_loo, 1 / positives, rtol=1e-6)

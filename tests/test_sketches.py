@@ -28,6 +28,7 @@ from fedmerit.scoring.sampling import (
 from fedmerit.scoring.scores import from_blocks
 from fedmerit.scoring.types import Scores
 from fedmerit.scoring.uncertainty import (
+    TRAINING,
     compare_pairs,
     indistinguishable,
     intervals,
@@ -188,7 +189,9 @@ def test_without_sketches_everything_is_as_it_was_and_a_note_says_so():
     assert "1 of the rounds have no sketches" in str(total.notes)
     plain = accumulate([replace(with_, sketch=None, freedom=None), without])
     assert plain.notes == tuple(note for note in total.notes if "sketches" not in note)
-    assert compare_pairs(plain).stderr[0, 1] == pytest.approx(plain.stderr[0] + plain.stderr[1])
+    assert compare_pairs(plain).stderr[0, 1] == pytest.approx(
+        math.hypot(1, TRAINING) * (plain.stderr[0] + plain.stderr[1])
+    )
     again = accumulate([with_, replace(drawn(2)[0], since=2)])  # another run, perhaps on the same samples
     assert again.covariance is None
 

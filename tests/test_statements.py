@@ -32,7 +32,7 @@ def facts_from(one):
 
 def test_a_member_is_like_those_that_no_pair_of_intervals_parts_it_from():
     """B lies between A and C and is apart from neither; D is far below all, E far above."""
-    given = reports([0.30, 0.27, 0.24, 0.0, 0.9], [0.01] * 5, clients=tuple("ABCDE"))
+    given = reports([0.30, 0.27, 0.24, 0.0, 0.9], [0.006] * 5, clients=tuple("ABCDE"))
     assert facts_from(given).alike == {"A": ("B",), "B": ("A", "C"), "C": ("B",), "D": (), "E": ()}
 
 
@@ -131,7 +131,7 @@ def test_another_score_than_the_contribution_is_named():
     assert "ontribution" not in text
     text = told("A", [0.3, 0.1, 0.0], Terms("1000.00", "accuracy", rule="fair"))
     assert "Your contribution, summed over rounds, is +0.3000;" in text
-    assert "Your contribution is +0.3000 ± 0.0196" in text
+    assert "Your contribution is +0.3000 ± 0.0306" in text
 
 
 def test_the_cent_left_over_is_in_no_share():

@@ -1,6 +1,7 @@
 """Who, how much, how sure: the first thing a person reads must not say more than the reports do."""
 
 import io
+import math
 from dataclasses import replace
 from statistics import NormalDist
 
@@ -22,7 +23,7 @@ from fedmerit.report.terminal import print_facts, table_lines
 from fedmerit.report.text import on_terminal, printable
 from fedmerit.scoring.rewards import shares
 from fedmerit.scoring.types import Reports, Scores
-from fedmerit.scoring.uncertainty import compare_pairs, sure_signs
+from fedmerit.scoring.uncertainty import TRAINING, compare_pairs, sure_signs
 
 
 def reports(number=1, *, se=0.001, clients=("good", "fair", "bad"), **other):
@@ -59,7 +60,7 @@ def test_standings_are_in_order_with_intervals_and_shares():
     assert [one.rank_interval for one in found.standings] == [(1, 1), (2, 2), (3, 3)]
     assert [one.total for one in found.standings] == pytest.approx([0.2, 0.1, -0.1])
     low, high = found.standings[0].interval
-    assert (low, high) == pytest.approx((0.2 - 0.00196, 0.2 + 0.00196), abs=1e-5)
+    assert (low, high) == pytest.approx((0.2 - 0.0030616, 0.2 + 0.0030616), abs=1e-5)
     assert [one.share for one in found.standings] == pytest.approx([2 / 3, 1 / 3, 0], abs=1e-4)
     assert found.standings[0].last["LOO"] == pytest.approx(0.2)
     assert found.standings[0].samples is None
@@ -83,7 +84,8 @@ def test_of_many_that_contributed_nothing_few_are_ever_accused(n):
     for _ in range(pages):
         alpha = rng.normal(0, 0.01, n)
         alpha[0] += 0.3
-        one = Reports(empty=0, grand=0.3, alone=alpha, without=0.3 - alpha, se_alpha=[0.01] * n, round=1)
+        error = [0.01 / math.hypot(1, TRAINING)] * n  # with the allowance for one training, 0.01
+        one = Reports(empty=0, grand=0.3, alone=alpha, without=0.3 - alpha, se_alpha=error, round=1)
         found = {standing.client: standing for standing in facts_from([one]).standings}
         assert found.pop("client-0").surely == 1
         single += any(standing.interval[1] < 0 for standing in found.values())
@@ -278,8 +280,8 @@ def test_what_is_printable_stays_and_the_rest_is_spelled_out():
 
 @pytest.mark.parametrize(
     ("scale", "first", "gain"),
-    [(1, "+0.2000 ± 0.0020", "gain +0.4000"), (1e-4, "+0.0000200 ± 0.0000002", "gain +0.0000400"),
-     (1e5, "+20000.00 ± 196.00", "gain +40000.00")],
+    [(1, "+0.2000 ± 0.0031", "gain +0.4000"), (1e-4, "+0.0000200 ± 0.0000003", "gain +0.0000400"),
+     (1e5, "+20000.00 ± 306.16", "gain +40000.00")],
 )  # fmt: skip
 def test_numbers_have_the_digits_their_size_needs(scale, first, gain):
     one = reports()

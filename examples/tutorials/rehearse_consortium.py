@@ -138,8 +138,8 @@ fedmerit("page", "first", "--pseudonyms", "--out", "board.html")
 
 # ## Then ask what would change the answer
 #
-# Run again with another seed: intervals cover the sampling error of the test set, not what another training
-# would give. Try `scoring.game=renormalised`, `payment.missing=own-mean`, another paid utility. If the
-# ranking changes, the consortium should know before money depends on it.
+# Train again: the intervals of one run only allow for what another training would give. Try
+# `scoring.game=renormalised`, `payment.missing=own-mean`, another paid utility. If the ranking changes, the
+# consortium should know before money depends on it.
 #
 #     fedmerit run ours.toml --out second --set run.seed=1

@@ -131,6 +131,12 @@ class Model:
         "the number of classes, or 1 for real numbers and for the loss binary",
     )
     norm: Literal["group", "batch"] = setting("group")
+    outputs: Literal["", "logits", "probabilities", "standardised", "plain"] = setting(
+        "",
+        "what the network returns: for classes, logits (what looks like probabilities is refused unless this "
+        "key says what it is); for the loss mse, standardised, in standard deviations from the mean of y, or "
+        "plain, in the unit of y",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

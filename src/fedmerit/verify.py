@@ -703,6 +703,7 @@ def record_decision(
         named = (heading or Heading()).over(config.heading)
         terms = replace(terms, currency=terms.currency or named.currency)
         made = decide(whole, terms, config, before, after=earlier, account=account)
+        check_payable(made.doubts, terms.rule, despite=terms.despite_doubts)
         made = replace(made, heading=named.over(Heading(date=datetime.now(UTC).date().isoformat())))
         if before and _repeats(before[-1], made, dated=bool(named.date)):
             return before[-1], False

@@ -180,10 +180,10 @@ def test_a_lone_file_gives_a_page_that_says_what_is_absent(tmp_path):
     [
         ({"se": None}, "North contributed most; without standard errors nobody can say how sure this is"),
         (
-            {"se": 0.012, "count": 1},
+            {"se": 0.008, "count": 1},
             "North, South and East contributed most and are statistically indistinguishable",
         ),
-        ({"se": 0.03, "count": 1}, "All four members are statistically indistinguishable"),
+        ({"se": 0.019, "count": 1}, "All four members are statistically indistinguishable"),
         ({"se": 0.5}, "No member has surely improved the model"),
     ],
 )

@@ -1,5 +1,6 @@
 """What the page says first: no winner where there is none, everybody on the roster, what was decided."""
 
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -16,12 +17,17 @@ from fedmerit.report.page import text as words
 from fedmerit.report.page.html import facts_of, page, render
 from fedmerit.scoring.files import as_csv, as_json, document
 from fedmerit.scoring.types import Reports
+from fedmerit.scoring.uncertainty import TRAINING
 from fedmerit.verify import record_decision
 
 
 def said_of(path, **how):
     text = re.sub(r"<(script|style)\b.*?</\1>", "", page(path, **how), flags=re.S)
     return " ".join(re.sub(r"<[^>]*>", " ", text).split())
+
+
+ONE_TRAINING = math.hypot(1, TRAINING)
+"""How much wider intervals are for the allowance that one training needs."""
 
 
 def file_of(folder, alpha, *, names=("A", "B", "C"), se=None, silent=(), slices=("s",), starts=(0.1,)):
@@ -104,7 +110,7 @@ def test_two_are_both(tmp_path):
     ],
 )
 def test_the_headline_is_sure_of_all_that_it_says_at_once(tmp_path, alpha, expected):
-    facts = facts_of(file_of(tmp_path, alpha, names=tuple("ABCDEF"[: len(alpha)]), se=0.01))
+    facts = facts_of(file_of(tmp_path, alpha, names=tuple("ABCDEF"[: len(alpha)]), se=0.01 / ONE_TRAINING))
     assert words.headline(facts) == expected
     printed = CliRunner().invoke(app, ["score", str(tmp_path / "reports.csv")]).stdout.splitlines()
     worse = [line for line in printed if line.endswith(" made the model worse")]

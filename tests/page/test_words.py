@@ -202,7 +202,7 @@ def left_over(text):
     body = re.sub(r'<th scope="row">[a-z_]+\.[a-z0-9_]+</th>', " ", body)  # settings
     said.append(re.sub(r"<[^>]*>", " ", body))
     read = unescape(" ".join(said)).replace(OPTION, "")
-    return set(re.findall(r"[A-Za-z]*[a-z][A-Za-z]+", read)) - VALUES
+    return set(re.findall(r"[A-Za-z]*[a-z][A-Za-z]+", read)) - VALUES - {"ab"}  # letters of groups
 
 
 @pytest.mark.parametrize("pseudonyms", [False, True])

@@ -24,6 +24,7 @@ from fedmerit.errors import ConfigError, DataError, MessageError
 from fedmerit.flower.codec import Gradient, Value
 
 Channels = Literal["first", "last"]
+Outputs = Literal["logits", "probabilities"]
 MOST_CHANNELS = 4
 """Samples with at most so many channels in front, and more numbers behind, look like channels first."""
 
@@ -42,6 +43,7 @@ def torch_scoring(
     scale: float = 0.0,
     whole: Sequence[str] = (),
     channels: Channels | None = None,
+    outputs: Outputs | None = None,
 ) -> Measures:
     """Return value and gradient of a PyTorch model.
 
@@ -59,10 +61,14 @@ def torch_scoring(
         channels: where images have their channels. Unless given, they come last, and images that look as if
             they came first are refused.
 
+        outputs: what the network returns for classes. Unless given, logits, and outputs that look like
+            probabilities, as after a sigmoid or softmax, are refused.
+
     `Contributions` takes the names of the utilities, scale and whole from these functions unless it is given
     ``utilities``.
 
     Raises:
+        ConfigError: when a network is measured whose outputs look like probabilities.
         DataError: when images are measured that look as if their channels came first.
         NoGradient: when the gradient is computed, if the utility, a parameter or a floating-point buffer has
             none.
@@ -72,7 +78,19 @@ def torch_scoring(
         raise ConfigError("torch_scoring: expected a function that returns the network, and a utility")
     if channels not in (None, "first", "last"):
         raise ConfigError(f"torch_scoring: channels: expected 'first' or 'last', got {channels!r}")
+    if outputs not in (None, "logits", "probabilities"):
+        raise ConfigError(f"torch_scoring: outputs: expected 'logits' or 'probabilities', got {outputs!r}")
     one = _Once(network)
+
+    def resolved(net: Any, x: npt.NDArray[Any]) -> tuple[Any, ...]:
+        """Return the utilities; of the first network that is measured, check what it returns."""
+        from fedmerit.simulation.utilities import check_kind, resolve_all
+
+        found = resolve_all(utilities, scale=scale, whole=whole, probabilities=outputs == "probabilities")
+        if not one.checked:
+            check_kind(net, x, found, outputs or "")
+            one.checked = True
+        return found
 
     def loaded(arrays: ArrayRecord) -> Any:
         import torch
@@ -89,11 +107,11 @@ def torch_scoring(
         return net
 
     def value(arrays: ArrayRecord, test: Any) -> Mapping[str, npt.ArrayLike]:
-        from fedmerit.simulation.utilities import evaluate, metric_of, resolve_all
+        from fedmerit.simulation.utilities import evaluate, metric_of
 
         net, found = loaded(arrays), dict[str, npt.ArrayLike]()
-        wanted = resolve_all(utilities, scale=scale, whole=whole)
         with _images(test.x, channels) as x:
+            wanted = resolved(net, x)
             if each := [one for one in wanted if not one.whole]:
                 found |= evaluate(net, x, test.y, each)
             found |= {one.name: metric_of(net, x, test.y, one) for one in wanted if one.whole}
@@ -101,18 +119,18 @@ def torch_scoring(
 
     def gradient(arrays: ArrayRecord, test: Any) -> tuple[float, dict[str, npt.NDArray[Any]]]:
         from fedmerit.simulation.direction import slope
-        from fedmerit.simulation.utilities import resolve
 
-        paid = resolve(utilities[0], scale=scale, whole=whole)
+        net = loaded(arrays)
         with _images(test.x, channels) as x:
-            found, parts = slope(loaded(arrays), x, test.y, paid)
+            found, parts = slope(net, x, test.y, resolved(net, x)[0])
         return found, {name: part.cpu().numpy() for name, part in parts.items()}
 
     try:
         source = inspect.getsource(network)
     except (OSError, TypeError):
         source = ""
-    stated = (*utilities, *((repr(scale),) if scale else ()), *((channels,) if channels else ()), source)
+    stated = (*utilities, *((repr(scale),) if scale else ()), *((channels,) if channels else ()))
+    stated += (*((outputs,) if outputs else ()), source)
     names = {"utilities": list(utilities), "whole": list(whole)}
     for function in (value, gradient):
         vars(function)["definition"] = "\n".join(stated)
@@ -127,7 +145,7 @@ class _Once:
     """
 
     def __init__(self, network: Callable[[], Any]) -> None:
-        self.network, self._made = network, None
+        self.network, self._made, self.checked = network, None, False
 
     def __call__(self) -> Any:
         if self._made is None:

@@ -23,6 +23,7 @@ from fedmerit.protocol.outcome import Round
 from fedmerit.protocol.settlement import Settled
 from fedmerit.scoring.accumulate import Missing
 from fedmerit.scoring.types import Scores, Vector
+from fedmerit.scoring.uncertainty import training_of
 
 # --------------------------------------------------------------------------------------------- its parts
 
@@ -274,9 +275,11 @@ def total_of(accounts: Sequence[Account], missing: Missing = "zero") -> Scores:
         notes += [Note(code, client=name) for name in one.unproved]
     if not all(one.sizes for one in accounts):
         notes.append(Note("no-errors"))
+    parts = [one.scores for account in accounts for one in account.rounds]
+    by_round = [one.as_dict() for one in parts if one is not None]
     made = Scores(
         score="PHI", clients=clients, values=values, raw=values, rounds=count, coverage=seen / count,
-        gain=math.fsum(one.gain for one in accounts),
+        gain=math.fsum(one.gain for one in accounts), training=training_of(by_round),
     )  # fmt: skip
     if len(accounts) == 1:
         return replace(_with_blocks(made, accounts[0], factor), notes=tuple(notes))

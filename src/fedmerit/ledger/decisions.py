@@ -31,7 +31,7 @@ from fedmerit.ledger.records import config_of, own_total, reading
 from fedmerit.notes import Note, called, words
 from fedmerit.protocol.outcome import Round
 from fedmerit.scoring.accumulate import Missing, accumulate
-from fedmerit.scoring.doubts import Doubt, doubts
+from fedmerit.scoring.doubts import Doubt, at_chance, doubts
 from fedmerit.scoring.fence import TIMES, Fence
 from fedmerit.scoring.rewards import (
     USUAL_RULE,
@@ -241,8 +241,11 @@ def decide(
     else:
         scored = [reports for one in rounds if (reports := one.to_reports(terms.utility)) is not None]
         total = accumulate(scored, score=terms.score, missing=terms.missing)
-    divided = terms.divide(total, liars_in(accounts))
     scoring = config.scoring
+    found = doubts(scored, game=scoring.game, metrics=scoring.whole) if scored else ()
+    if not scored and (by_chance := at_chance(total)):
+        found = (by_chance,)
+    divided = terms.divide(total, liars_in(accounts))
     return Decision(
         number=len(before) + 1,
         replaces=before[-1].number if before else None,
@@ -251,7 +254,7 @@ def decide(
         total=total,
         shares=divided,
         paid=payouts(divided, terms.budget, terms.currency or None),
-        doubts=doubts(scored, game=scoring.game, metrics=scoring.whole) if scored else (),
+        doubts=found,
         after=tuple((run.id, run.head) for run in after),
         counts=tuple(len(run.rounds) for run in after),
         departures=departures_of(terms, config, divided.status),

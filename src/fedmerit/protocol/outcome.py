@@ -26,6 +26,7 @@ from fedmerit.errors import BindingError, BoundError, LedgerError, MessageError
 from fedmerit.identity import canonical, commitment, exact, new_salt, number
 from fedmerit.notes import Note
 from fedmerit.protocol.pool import BALANCED, Sampling, Slice
+from fedmerit.scoring.metrics import least_change
 from fedmerit.scoring.sampling import (
     SKETCH,
     belongs,
@@ -536,7 +537,7 @@ class Scorer:
             )
             return {key: standard_error(values, counted=counted) for key, values in terms.items()}
         scale = class_scale(shown.y) if name == BALANCED else np.ones(1)
-        least = 0.0
+        least = least_change(name, shown.y)
         if name not in self.sampling.whole:  # where a change of one outcome counts 1
             least = least_error([one / scale for one in models], scale)
         parts = {key: error_parts(values, strata) for key, values in terms.items()}

@@ -513,6 +513,8 @@ def _phi(raw: Mapping[str, Any]) -> dict[str, list[float | None]]:
     found = {}
     for utility, part in _by_utility(raw):
         values = (part.get("cumulative") or {}).get("PHI")
+        if part is raw and isinstance(settled := raw.get("settlement"), dict):
+            values = settled.get("cumulative")
         if isinstance(values, list) and len(values) == len(raw.get("clients") or ()):
             found[utility] = values
     return found

@@ -25,7 +25,7 @@ from fedmerit.report.source import Source
 from fedmerit.report.text import digits_for
 from fedmerit.scoring.accumulate import Missing, ScoredRound, accumulate, number_of, running_sums
 from fedmerit.scoring.convergence import Convergence, convergence_of
-from fedmerit.scoring.doubts import Doubt, doubts
+from fedmerit.scoring.doubts import Doubt, at_chance, doubts
 from fedmerit.scoring.files import scores_of
 from fedmerit.scoring.rewards import Shares
 from fedmerit.scoring.scores import alpha
@@ -299,7 +299,7 @@ class Standings:
     def doubts(self) -> tuple[Doubt, ...]:
         """Reasons to look at the reports before anybody is paid; shown before everything else."""
         if self.settled:
-            return ()
+            return () if (found := at_chance(self.total)) is None else (found,)
         return doubts(self.source.rounds, game=self.source.game, metrics=self.source.metrics)
 
     @property

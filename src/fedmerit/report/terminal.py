@@ -283,7 +283,9 @@ def print_truth(console: Console, content: Mapping[str, Any]) -> None:
             truth = part.get("truth", {}).get(name)
             if truth is None:
                 continue
-            each, found = part["cumulative"], []
+            each, found = dict(part["cumulative"]), []
+            if part is content and (settled := content.get("settlement")):
+                each = {**each, "PHI": settled["cumulative"]}  # what members are paid by
             if name == "ROUND-SV":  # the same round's scores, as the paper publishes them
                 each = part["rounds"][-1]["scores"]
             for score, values in each.items():

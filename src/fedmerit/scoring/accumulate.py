@@ -22,6 +22,7 @@ from fedmerit.notes import Note
 from fedmerit.scoring.metrics import is_whole
 from fedmerit.scoring.scores import score_of
 from fedmerit.scoring.types import Reports, Scores, Vector
+from fedmerit.scoring.uncertainty import training_of
 from fedmerit.scoring.validate import look_alike, two_spellings
 
 Missing = Literal["zero", "own-mean"]
@@ -62,6 +63,8 @@ def accumulate(
     Of several runs that are counted as one (``since``), each has standard errors of its own, and these are
     added up: an upper bound, with a note. Slices with different ids prove independence within a run only:
     the next run may measure the same test samples in another order. Over several runs, there is no MERIT.
+
+    The sums are those of one training, and ``training`` says how far contributions scatter over its rounds.
 
     PHI does not follow from reports: ``rounds`` are then its :class:`~fedmerit.Scores`, one per round with a
     sum. If all of them have blocks of the same sizes, the standard errors come from the sums of each block.
@@ -108,8 +111,10 @@ def accumulate(
     notes: list[str] = [*_apart(counted), *_alike(clients)]
     if is_whole(counted[0].utility):
         notes.append(Note("whole-sum", utility=counted[0].utility))
+    by_round: list[Mapping[str, float]] = []
     for reports in counted:
         scores = score_of(reports, per_round)
+        by_round.append(scores.as_dict())
         notes += scores.notes
         for name, value in zip(reports.clients, scores.values.tolist(), strict=True):
             terms[index[name]].append(value)
@@ -138,6 +143,7 @@ def accumulate(
         rounds=len(counted),
         coverage=reported / len(counted),
         notes=tuple(notes),
+        training=training_of(by_round),
         **sketched,
     )
 
@@ -212,6 +218,7 @@ def _of_scores(rounds: Any, score: str, missing: Missing, warmup: int) -> Scores
     summed = Scores(
         score=score, clients=clients, values=total, raw=total, gain=math.fsum(one.gain for one in counted),
         rounds=len(counted), coverage=seen / len(counted), blocks=blocks, sizes=sizes,
+        training=training_of([one.as_dict() for one in counted]),
     )  # fmt: skip
     stderr: Vector | None = None
     if (covariance := summed.covariance) is not None:

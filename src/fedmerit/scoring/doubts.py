@@ -19,7 +19,8 @@ from fedmerit.notes import Note, words
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.metrics import is_whole
 from fedmerit.scoring.scores import alpha, noise
-from fedmerit.scoring.types import Reports
+from fedmerit.scoring.types import Reports, Scores
+from fedmerit.scoring.uncertainty import gain_error
 
 TOLERANCE = 0.2
 """How far the sum of alpha may lie from the gain, as a fraction of the gain, without a warning."""
@@ -31,7 +32,23 @@ BETTER = 0.5
 """Swapped columns are suspected if swapping them back leaves less than this fraction of the misfit."""
 
 Code = Literal[
-    "swapped", "strays", "lower-is-better", "fell", "lower-rose", "renormalised", "unchecked", "whole"
+    "swapped",
+    "strays",
+    "lower-is-better",
+    "fell",
+    "lower-rose",
+    "renormalised",
+    "unchecked",
+    "whole",
+    "chance",
+    "strays",
+    "lower-is-better",
+    "fell",
+    "lower-rose",
+    "renormalised",
+    "unchecked",
+    "whole",
+    "chance",
 ]
 
 _LOWER = frozenset({
@@ -217,11 +234,33 @@ def doubts(
                 )
             )
     found += _about_measure(rounds, engine=game is not None)
+    if not any(one.gross for one in found) and (by_chance := at_chance(accumulate(rounds))):
+        found.append(by_chance)
     return tuple(sorted(found, key=lambda one: (not one.gross, _FIRST.get(one.code, 2))))
 
 
 _FIRST = {"swapped": 0, "lower-is-better": 1, "fell": 1}
 """Order among equally grave doubts: those that explain others come first."""
+
+
+def at_chance(total: Scores) -> Doubt | None:
+    r"""Return that the gain is within what chance explains; None if it is beyond that, or nobody knows.
+
+    .. math:: v(M) - v(M_0) \le 2 \, \mathrm{error}
+
+    with the error of test set and training together (`gain_error`). What nobody gained cannot be divided by
+    who gained it.
+
+    >>> from fedmerit.scoring.types import RoundScatter
+    >>> s = Scores(score="PHI", clients=("A", "B"), values=[.1, .1], raw=[.1, .1], gain=.2, stderr=[.03, .03])
+    >>> at_chance(s), at_chance(replace(s, training=RoundScatter(scatter=0.1, freedom=4))).code
+    (None, 'chance')
+    """
+    error = gain_error(total)
+    if error is None or total.gain > ERRORS * error:
+        return None
+    title = words("doubt.chance-title", gain=total.gain, error=ERRORS * error)
+    return Doubt("chance", title, words("doubt.chance-text"), words("doubt.chance-short"), gross=True)
 
 
 def check_payable(found: Sequence[Doubt], rule: str, *, despite: bool) -> None:

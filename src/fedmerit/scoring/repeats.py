@@ -32,7 +32,8 @@ class Repeats:
     """The same score of the same clients in K runs, K at least 2.
 
     Args:
-        runs: the scores of each run, with the clients in the order of the first.
+        runs: the scores of each run, with the clients in the order of the first. Their errors are those of
+            the test set alone: what training adds is measured here, not allowed for.
     """
 
     runs: tuple[Scores, ...]
@@ -237,7 +238,7 @@ def repeats(runs: Sequence[Scores]) -> Repeats:
         if odd := sorted(set(first.clients) ^ set(one.clients)):
             raise ReportError(f"run {place}: expected the clients of run 1, but {odd[0]!r} is in one of them")
         made.append(in_order(one, first.clients))
-    return Repeats(tuple(made))
+    return Repeats(tuple(replace(one, training=None) for one in made))
 
 
 def spread_factors(freedom: int, *, level: float = 0.95) -> tuple[float, float]:

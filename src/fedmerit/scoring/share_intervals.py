@@ -13,7 +13,13 @@ from fedmerit.errors import InputError
 from fedmerit.scoring.fence import Rows, counts_of, cut, error_of
 from fedmerit.scoring.rewards import Payouts, Shares, money_of
 from fedmerit.scoring.types import Scores, in_order, rounding
-from fedmerit.scoring.uncertainty import compare_pairs, pair_quantile_of, upper_quantile
+from fedmerit.scoring.uncertainty import (
+    compare_pairs,
+    covariance_of,
+    error_of,
+    pair_quantile_of,
+    upper_quantile,
+)
 from fedmerit.scoring.validate import level_of, whole
 
 Spans = Mapping[str, tuple[float, float]]
@@ -40,9 +46,10 @@ def share_intervals(
     uncorrelated), 4000 times with a fixed seed; the order of the clients does not matter. Each drawn vector
     is divided by the terms of the shares as if it were exact: whoever is below zero is surely so, and takes
     no part in what is divided equally. The interval holds the middle ``level`` of these shares, and the share
-    that is paid. Like all intervals here, it is about the test set of this run, not about training. If the
-    covariance is an estimate, from blocks (PHI) or sketches, scores are drawn further apart, to fit Student's
-    distribution. Under the rule "equal" no score matters, and an interval is the share itself.
+    that is paid. It is about the test set and, if the scores have ``training``, about what another training
+    would change. If the covariance is an estimate, from blocks (PHI) or sketches, scores are drawn further
+    apart, to fit Student's distribution. Under the rule "equal" no score matters, and an interval is the
+    share itself.
 
     Args:
         scores: the scores that were divided.
@@ -102,13 +109,14 @@ def _drawn(scores: Scores, seed: int, wider: float) -> Rows:
     """Return raw scores drawn around the measured ones, in pairs that mirror each other."""
     pairs = int(min(DRAWS, max(DRAWS / 10, 1000 * DRAWS / scores.n))) // 2
     normal = np.random.default_rng(seed).standard_normal((pairs, scores.n))
-    if scores.covariance is not None:
-        values, vectors = np.linalg.eigh(scores.covariance)
+    if (known := covariance_of(scores)) is not None:
+        values, vectors = np.linalg.eigh(known)
         root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T  # the one symmetric root
         away = normal @ root
     else:
-        assert scores.stderr is not None
-        away = normal * scores.stderr
+        error = error_of(scores)
+        assert error is not None
+        away = normal * error
     return np.asarray(scores.raw + wider * np.concatenate([away, -away]), dtype=np.float64)
 
 

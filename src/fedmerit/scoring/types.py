@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -242,13 +242,22 @@ class Table(ReadOnly):
         return float(self.values[-1] - self.values[0])
 
 
+class RoundScatter(NamedTuple):
+    """How far contributions scatter over the rounds of one training; see ``uncertainty.training_of``."""
+
+    scatter: float = 0.0  # standard error that it leaves in a sum over all rounds; 0 if it is not known
+    freedom: int = 0  # degrees of freedom of this estimate
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scores(ReadOnly):
     """One number per client, the unnormalised numbers behind it, and whether it can be trusted.
 
     ``values`` follows the definition to the letter, normalisation included. ``raw`` is the vector before
     normalisation; rankings and shares use it, because a normalisation can reverse the order. ``stderr`` is
-    the standard error of ``raw``: the sampling error of the test set in this run, not that of training.
+    the standard error of ``raw`` that the test set leaves. ``training`` is there if one training stands for
+    all: intervals and comparisons then allow for what another training would change
+    (:mod:`fedmerit.scoring.uncertainty`). None means that they are about the test set alone.
     ``blocks`` is ``raw`` in each block of the test set, shape (B, N), if it was measured so; ``sizes`` are
     the numbers of samples in the blocks. ``sketch``, shape (K, N), says how the clients' errors hang together
     if they were measured on single samples, with ``freedom`` degrees of freedom.
@@ -268,6 +277,7 @@ class Scores(ReadOnly):
     sizes: Vector | None = None
     sketch: npt.NDArray[np.float64] | None = None
     freedom: int | None = None
+    training: RoundScatter | None = None
 
     def __post_init__(self) -> None:
         clients = names_of(self.clients, None, f"{self.score}: ")
@@ -317,7 +327,7 @@ class Scores(ReadOnly):
 
     @property
     def covariance(self) -> npt.NDArray[np.float64] | None:
-        r"""The covariance of ``raw``, shape (N, N), from two or more blocks or from sketches; None without.
+        r"""The covariance of ``raw`` that the test set leaves, (N, N), from blocks or sketches; None without.
 
         .. math:: \frac{1}{B - 1} \sum_b \frac{n_b}{n} (x_b - x)(x_b - x)^\top, \qquad
                   x = \sum_b \frac{n_b}{n} x_b

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from fedmerit.errors import ConfigError, FedmeritError, InputError, ReportError
 from fedmerit.scoring.types import MAX_TABLE_CLIENTS, Table
 from fedmerit.scoring.validate import names_of
+from fedmerit.simulation.losses import class_logits
 from fedmerit.simulation.models import Images, as_tensor, flatten, load_vector, prepare, state_length
 from fedmerit.simulation.strategies import (
     CHECKED,
@@ -175,6 +176,8 @@ def try_forward(
     finally:
         for hook in hooks:
             hook.remove()
+    if any(utility.of == "classes" for utility in utilities):
+        logits = class_logits(logits)
     return logits.shape[1] if logits.ndim > 1 else 1, outputs
 
 

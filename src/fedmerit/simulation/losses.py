@@ -3,7 +3,7 @@
 ==================  =====================================  ==================================================
 cross-entropy       -log softmax(outputs)[y]               y classes, or arrays of them; outputs (m, C, ...)
 binary              -log sigmoid(outputs) of the answer    y two classes, or numbers in [0, 1]; outputs like y
-mse                 (outputs - y)^2                        y real numbers; outputs like y
+mse                 ((outputs - y) / sd)^2                 y real numbers; outputs like y; see `Unit`
 module:function     function(outputs, y)                   whatever the function takes; it returns one number
 ==================  =====================================  ==================================================
 
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -30,10 +31,14 @@ Labels = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss by its name; ``function`` maps (outputs, y) of a batch to one number."""
+    """A loss by its name; ``function`` maps (outputs, y) of a batch to one number.
+
+    ``probabilities``: whether a packaged loss gets probabilities in the place of logits.
+    """
 
     name: str
     function: Callable[[Tensor, Tensor], Any] = field(compare=False)
+    probabilities: bool = False
 
     def __call__(self, outputs: Any, y: Tensor) -> Tensor:
         """Return the loss of a batch, with its gradient.
@@ -44,7 +49,12 @@ class Loss:
         if not isinstance(outputs, Tensor):
             raise DataError(f"the model must return a tensor, got {type(outputs).__name__}")
         if self.name in LOSSES:
-            return self.function(outputs.float(), y)  # type: ignore[no-any-return]
+            outputs = outputs.float()
+            if self.probabilities and self.name == "cross-entropy":
+                outputs = logs(outputs)
+            elif self.probabilities and self.name == "binary":
+                outputs = logs(outputs) - logs(1 - outputs)
+            return self.function(outputs, y)  # type: ignore[no-any-return]
         try:
             found = self.function(outputs, y)
         except FedmeritError:
@@ -94,14 +104,59 @@ def _mse(outputs: Tensor, y: Tensor) -> Tensor:
     return F.mse_loss(fitted(outputs, y), y.float())
 
 
+class Unit:
+    """Mean and standard deviation of y: a network's outputs are counted in them, and shown in the unit of y.
+
+    Otherwise most of what a first round gains is that the network learns the mean of y, for which wrong
+    answers do as well as right ones: members would be paid for that. As a forward hook, it turns outputs z
+    into mean + sd * z, so that whoever calls the network deals in the unit of y.
+    """
+
+    def __init__(self, y: Labels) -> None:
+        axis = 0 if y.ndim <= 2 else None  # each column of a table; all places of an array alike
+        mean, sd = np.mean(y, axis=axis, dtype=np.float64), np.std(y, axis=axis, dtype=np.float64)
+        self.mean, self.sd = np.asarray(mean), np.asarray(np.where(sd > 0, sd, 1.0))
+        self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, _network: Any, _inputs: Any, outputs: Any) -> Any:
+        """Return outputs in the unit of y."""
+        if not isinstance(outputs, Tensor):
+            return outputs
+        mean, sd = self._at(outputs)
+        return mean + sd * outputs
+
+    def mse(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the mean squared error in standard deviations of y."""
+        _, sd = self._at(outputs)
+        return F.mse_loss(fitted(outputs, y) / sd, y.float() / sd)
+
+    def _at(self, outputs: Tensor) -> tuple[Any, Any]:
+        if not self.mean.ndim:
+            return float(self.mean), float(self.sd)
+        if outputs.device not in self._on:
+            made = [
+                torch.as_tensor(one, dtype=torch.float32).to(outputs.device) for one in (self.mean, self.sd)
+            ]
+            self._on[outputs.device] = made[0], made[1]
+        return self._on[outputs.device]
+
+
 _FUNCTIONS = {"cross-entropy": _cross_entropy, "binary": _binary, "mse": _mse}
 CROSS_ENTROPY = Loss("cross-entropy", _cross_entropy)
 
 
-def loss_of(name: str) -> Loss:
-    """Return the loss of this name, one of `LOSSES` or a user's ``module:function``."""
+def loss_of(name: str, *, probabilities: bool = False, unit: Unit | None = None) -> Loss:
+    """Return the loss of this name, one of `LOSSES` or a user's ``module:function``.
+
+    Args:
+        name: of the loss.
+        probabilities: whether the model returns probabilities of the classes, not logits.
+        unit: of the outputs, for "mse".
+    """
+    if name == "mse" and unit is not None:
+        return Loss(name, unit.mse)
     if name in _FUNCTIONS:
-        return Loss(name, _FUNCTIONS[name])
+        return Loss(name, _FUNCTIONS[name], probabilities)
     if ":" not in name:
         raise ConfigError.at(
             "training.loss", f'expected one of {", ".join(LOSSES)}, or "module:function", got {name!r}'
@@ -147,14 +202,24 @@ def outputs_for(loss: str, y: Labels, classes: int) -> int:
     return int(y.shape[1]) if y.ndim == 2 else 1
 
 
-def class_logits(outputs: Tensor) -> Tensor:
+def class_logits(outputs: Tensor, *, probabilities: bool = False) -> Tensor:
     """Return logits of shape (m, C); one logit per sample becomes those of two classes, (0, z).
+
+    Probabilities become their logarithms, which are logits too; one per sample is that of class 1.
 
     >>> class_logits(torch.tensor([2.0, -1.0])).tolist()
     [[0.0, 2.0], [0.0, -1.0]]
+    >>> class_logits(torch.tensor([0.25]), probabilities=True).exp().tolist()
+    [[0.75, 0.25]]
     """
     if outputs.ndim == 1:
         outputs = outputs[:, None]
     if outputs.ndim == 2 and outputs.shape[1] == 1:
-        return torch.cat([torch.zeros_like(outputs), outputs], dim=1)
-    return outputs
+        other = 1 - outputs if probabilities else torch.zeros_like(outputs)
+        outputs = torch.cat([other, outputs], dim=1)
+    return logs(outputs) if probabilities else outputs
+
+
+def logs(probabilities: Tensor) -> Tensor:
+    """Return logarithms; those of 0, and of what rounding left below it, stay finite."""
+    return probabilities.clamp_min(torch.finfo(probabilities.dtype).eps ** 2).log()

@@ -20,7 +20,7 @@ from fedmerit.config import Config
 from fedmerit.notes import Note
 from fedmerit.protocol.direction import POINTS
 from fedmerit.scoring.sampling import SKETCH, pair_freedom
-from fedmerit.scoring.uncertainty import resolvable_gap, samples_needed
+from fedmerit.scoring.uncertainty import TRAINING, resolvable_gap, samples_needed
 from fedmerit.simulation.analysis import BUDGET, MOST_EXACT
 from fedmerit.simulation.direction import direction
 from fedmerit.simulation.models import load_vector, to_vector
@@ -73,16 +73,18 @@ def resolution(config: Config, members: int, samples: int) -> Resolution:
     """Return what so many members can tell apart on so many test samples, by the criterion of the scores.
 
     Settled scores have errors from blocks, reports from sketches. With plain errors, a difference must exceed
-    the sum of two errors, not the root of the sum of squares, hence a factor of the square root of 2.
+    the sum of two errors, not the root of the sum of squares, hence a factor of the square root of 2. One
+    training adds an error of its own (`TRAINING`); if contributions scatter more over the rounds of the run,
+    more test samples do not help, only training again does.
     """
     spread = SPREAD.get(config.scoring.utilities[0], SPREAD["accuracy"])
-    pairs, wider = max(1, members * (members - 1) // 2), 1.0
+    pairs, wider = max(1, members * (members - 1) // 2), math.hypot(1, TRAINING)
     if config.settles:
         freedom: int | None = min(config.settlement.blocks, samples) - 1
     elif config.scoring.errors == "joint":
         freedom = pair_freedom(SKETCH, samples)
     else:
-        freedom, wider = None, math.sqrt(2)
+        freedom, wider = None, wider * math.sqrt(2)
     low, high = (
         (
             resolvable_gap(samples, sd * wider, comparisons=pairs, freedom=freedom),

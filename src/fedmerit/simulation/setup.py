@@ -30,10 +30,10 @@ from fedmerit.protocol.terms import least_scheduled
 from fedmerit.scoring.doubts import lower_is_better
 from fedmerit.secagg.setting import LEAST_IN_SUM, what_to_know
 from fedmerit.simulation.direction import missing_gradient
-from fedmerit.simulation.losses import CROSS_ENTROPY, check_target, loss_of, outputs_for
+from fedmerit.simulation.losses import CROSS_ENTROPY, Unit, check_target, loss_of, outputs_for
 from fedmerit.simulation.models import as_tensor, build, left_out, load_vector, to_vector
 from fedmerit.simulation.training import TrainingSettings, train
-from fedmerit.simulation.utilities import Utility, evaluate, resolve_all
+from fedmerit.simulation.utilities import Utility, check_kind, evaluate, resolve_all
 
 OTHER_MIX = 0.2
 """A run notes it when a class's share of the training data exceeds its share of the test pool by more."""
@@ -264,7 +264,9 @@ def prepare(
         free_rider=corruption.free_rider,
         duplicate=corruption.duplicate,
     )
-    network = _network(config, dataset, seeds)
+    network, unit = _network(config, dataset, seeds), _unit(config, dataset)
+    if unit is not None:
+        network.register_forward_hook(unit)
     network.to(device)
     training = TrainingSettings(
         local_epochs=config.training.local_epochs,
@@ -274,7 +276,7 @@ def prepare(
         tf32=config.training.tf32,
         optimiser=config.training.optimiser,
         momentum=config.training.momentum,
-        loss=loss_of(config.training.loss),
+        loss=loss_of(config.training.loss, probabilities=config.model.outputs == "probabilities", unit=unit),
     )
     _try(config, network, training, clients[0], pool.first, utilities)
     if config.settles and (why := missing_gradient(network, pool.first.x, pool.first.y, utilities[0])):
@@ -283,6 +285,11 @@ def prepare(
             f"{config.scoring.method!r} settles the first utility along its gradient: {why}",
         )
     notes = [*dataset.notes, *said, *start_notes(config)]
+    if unit is not None:
+        mean, sd = (", ".join(f"{one:.4g}" for one in np.ravel(of)[:4]) for of in (unit.mean, unit.sd))
+        notes.append(Note("standardised-y", mean=mean, sd=sd))
+    if constant := _constant(network, pool.first, utilities[0], dataset.y_train):
+        notes.append(constant)
     if not dataset.classes:
         notes.append(Note("drawn-at-random"))
     elif mix := _class_mix(dataset.y_train, pool, dataset.classes):
@@ -339,6 +346,8 @@ def _try(
     if usual and not any(":" in name for name in named):
         return
     evaluate(network, shown.x, shown.y, utilities)
+    if ":" in config.model.name:
+        check_kind(network, shown.x, utilities, config.model.outputs)
     few, once = slice(0, min(4, len(client.y))), replace(training, local_epochs=1)
     try:
         train(copy.deepcopy(network), client.x[few], client.y[few], once, 0)
@@ -352,13 +361,52 @@ def _try(
 
 def _utilities(config: Config) -> tuple[Utility, ...]:
     scoring = config.scoring
-    return resolve_all(scoring.utilities, scale=scoring.scale, whole=scoring.whole)
+    probabilities = config.model.outputs == "probabilities"
+    return resolve_all(
+        scoring.utilities, scale=scoring.scale, whole=scoring.whole, probabilities=probabilities
+    )
 
 
 def _network(config: Config, dataset: Dataset, seeds: Seeds) -> nn.Module:
     shape = dataset.x_train.shape[1:]
     outputs = outputs_for(config.training.loss, dataset.y_train, len(dataset.classes))
     return build(config.model.name, shape, outputs, norm=config.model.norm, seed=seeds(config, "model"))
+
+
+def _unit(config: Config, dataset: Dataset) -> Unit | None:
+    """Return the unit in which the network's outputs are counted; None if that of y, or if y is no number.
+
+    Raises:
+        ConfigError: model.outputs does not fit y.
+    """
+    said, real = config.model.outputs, config.training.loss == "mse"
+    allowed = ("standardised", "plain") if real else ("logits", "probabilities") if dataset.classes else ()
+    if said and said not in allowed:
+        expected = " or ".join(allowed) or "no such key"
+        raise ConfigError.at(
+            "model.outputs",
+            f"expected {expected} with y of {dataset.target} and the loss {config.training.loss!r}, got "
+            f"{said!r}",
+        )
+    return Unit(dataset.y_train) if real and said != "plain" else None
+
+
+MOST = 0.5
+"""A constant answer earns most if it covers this part of the way from the first model to a perfect one."""
+
+
+def _constant(network: nn.Module, shown: Slice, paid: Utility, y: Labels) -> Note | None:
+    """Return a note if always answering the mean of y is far better than the first model."""
+    if paid.of != "numbers" or paid.of_logits is None:
+        return None
+    axis = 0 if y.ndim <= 2 else None
+    targets = torch.as_tensor(shown.y)
+    always = torch.as_tensor(np.broadcast_to(np.mean(y, axis=axis), shown.y.shape).astype(np.float32))
+    first = float(np.mean(evaluate(network, shown.x, shown.y, [paid])[paid.name]))
+    constant = float(paid.of_logits(always, targets).double().mean())
+    if constant - first <= MOST * (1 - first):
+        return None
+    return Note("constant-earns", utility=paid.name, first=first, constant=constant)
 
 
 def _pool_settings(config: Config) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Utilities: how good a model is. v is the mean of one number per test sample, or a metric of all of them.
 
 Higher is always better. With p = softmax(outputs), y the right class, m samples of which m_y have class y,
-and C classes; one output per sample is the logit of class 1 of two. Errors are e = |output - y|;
-s is scoring.scale.
+and C classes; one output per sample is the logit of class 1 of two. If model.outputs says that outputs are
+probabilities, they are p themselves. Errors are e = |output - y|; s is scoring.scale.
 
 ======================  ======================================  ========
 expected-accuracy       p_y                                     in [0, 1]
@@ -29,11 +29,12 @@ see `fedmerit.scoring.metrics`; their mean is the metric.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -64,6 +65,7 @@ class Utility:
 
     ``unit``: whether its mean lies in [0, 1]. ``balanced``: whether values are divided by C times the share
     of the sample's class. ``of``: what y must be. ``whole``: whether it is a metric of all samples at once.
+    ``probabilities``: whether it takes outputs for probabilities of the classes, not for logits.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Utility:
     balanced: bool = False
     of: Literal["classes", "numbers", "any"] = "classes"
     whole: bool = False
+    probabilities: bool = False
     metric: Metric | None = field(default=None, compare=False)
     of_logits: PerSample | None = field(default=None, compare=False)
     function: Callable[..., Any] | None = field(default=None, compare=False)
@@ -83,7 +86,9 @@ class Utility:
 
     def ready(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return outputs in the form that it takes; shapes are checked only where y is no class."""
-        return class_logits(outputs) if self.of == "classes" else fitted(outputs, y)
+        if self.of == "classes":
+            return class_logits(outputs, probabilities=self.probabilities)
+        return fitted(outputs, y)
 
     def definition_hash(self) -> str:
         """Return the SHA-256 of the definition, which for a user's function is its source."""
@@ -156,13 +161,16 @@ METRICS: dict[str, Utility] = {
 assert tuple(METRICS) == WHOLE
 
 
-def resolve(name: str | Utility, *, scale: float = 0.0, whole: Sequence[str] = ()) -> Utility:
+def resolve(
+    name: str | Utility, *, scale: float = 0.0, whole: Sequence[str] = (), probabilities: bool = False
+) -> Utility:
     """Return the utility of this name, from ``UTILITIES`` or a user's ``module:function``.
 
     Args:
         name: of the utility, or itself.
         scale: for rmse-skill and mae-skill.
         whole: the users' utilities that are metrics of the whole test set.
+        probabilities: whether the model returns probabilities of the classes, not logits.
 
     >>> resolve("brier").unit, resolve("neg-loss").unit
     (True, False)
@@ -172,7 +180,11 @@ def resolve(name: str | Utility, *, scale: float = 0.0, whole: Sequence[str] = (
     if name in SCALED:
         return _scaled(name, scale)
     if name in UTILITIES or name in METRICS:
-        return UTILITIES.get(name) or METRICS[name]
+        found = UTILITIES.get(name) or METRICS[name]
+        if probabilities and found.of == "classes":
+            definition = f"{found.definition}; logits = log(outputs)"
+            return replace(found, definition=definition, probabilities=True)
+        return found
     if ":" not in name:
         known = (*UTILITIES, *SCALED, *METRICS)
         asked = meant(name, known)
@@ -191,10 +203,14 @@ def resolve(name: str | Utility, *, scale: float = 0.0, whole: Sequence[str] = (
 
 
 def resolve_all(
-    names: Sequence[str | Utility], *, scale: float = 0.0, whole: Sequence[str] = ()
+    names: Sequence[str | Utility],
+    *,
+    scale: float = 0.0,
+    whole: Sequence[str] = (),
+    probabilities: bool = False,
 ) -> tuple[Utility, ...]:
     """Return the utilities of these names, see `resolve`; raise if there is none, or one twice."""
-    found = tuple(resolve(name, scale=scale, whole=whole) for name in names)
+    found = tuple(resolve(name, scale=scale, whole=whole, probabilities=probabilities) for name in names)
     if not found or len({utility.name for utility in found}) < len(found):
         raise ConfigError.at("scoring.utilities", f"expected different names, got {[u.name for u in found]}")
     return found
@@ -313,7 +329,8 @@ def whole_value(
     if utility.function is not None:
         return value(utility.name, _asked(utility, model, samples, labels), every, unit=utility.unit)
     parts = [model(part).float() for part in torch.split(samples, batch_size)]
-    outputs = torch.cat([one if utility.of == "any" else class_logits(one) for one in parts]).double().cpu()
+    outputs = torch.cat([one if utility.of == "any" else utility.ready(one, labels) for one in parts])
+    outputs = outputs.double().cpu()
     if not bool(outputs.isfinite().all()):
         return math.nan
     found, y, of = outputs.numpy(), labels.cpu().numpy(), utility.metric
@@ -401,18 +418,61 @@ def check_labels(y: npt.NDArray[Any] | Tensor, samples: int) -> Tensor:
 
 
 def check_logits(logits: Any, labels: Tensor, *, in_range: bool = False) -> Tensor:
-    """Return the logits as float32 (m, C); raise `DataError` if their shape or some label does not fit.
+    """Return the outputs as float32; raise `DataError` if their shape is not (m, C), or some label too large.
 
-    One logit per sample becomes those of two classes. ``in_range`` is that of `check_outputs`.
+    One output per sample is that of class 1 of two. ``in_range`` is that of `check_outputs`.
     """
-    if isinstance(logits, Tensor) and len(logits) == len(labels) and logits.ndim in (1, 2):
-        logits = class_logits(logits)
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(labels):
+    if not isinstance(logits, Tensor) or logits.ndim not in (1, 2) or len(logits) != len(labels):
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise DataError(f"the model must return logits of shape ({len(labels)}, classes), got {got}")
     if not in_range:
-        check_range(labels, logits.shape[1])
+        check_range(labels, class_logits(logits).shape[1])
     return logits.float()
+
+
+DRAWS = 3
+"""With how many sets of random weights `look_like_probabilities` asks a model."""
+
+
+def look_like_probabilities(model: nn.Module, samples: Tensor) -> bool:
+    """Return whether a model's outputs lie in [0, 1] and, if there are several per sample, sum to 1.
+
+    Few logits may do so by chance, above all before training. So the model is asked again with random
+    weights: a sigmoid or softmax at its end keeps its outputs there, and nothing else does.
+    """
+    asked = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(0)
+    with evaluation(asked), float32():
+        for draw in range(DRAWS + 1):
+            for one in asked.parameters() if draw else ():
+                one.copy_(torch.randn(one.shape, generator=generator))
+            outputs = asked(samples)
+            if not isinstance(outputs, Tensor) or outputs.ndim not in (1, 2) or not outputs.numel():
+                return False
+            inside = bool(((outputs >= 0) & (outputs <= 1)).all())
+            sums = outputs.flatten(1).sum(1) if outputs.ndim > 1 and outputs.shape[1] > 1 else None
+            if not inside or (sums is not None and bool((abs(sums - 1) > 1e-3).any())):
+                return False
+    return True
+
+
+def check_kind(model: nn.Module, x: Images, utilities: Sequence[Utility], said: str = "") -> None:
+    """Raise `ConfigError` if outputs that utilities take for logits look like probabilities.
+
+    Args:
+        model: with its first weights.
+        x: test samples, of which a few are taken.
+        utilities: what is measured.
+        said: ``logits`` or ``probabilities`` if somebody said what outputs are; then nothing is checked.
+    """
+    of_classes = any(one.of == "classes" and one.function is None for one in utilities)
+    if said or not of_classes or not look_like_probabilities(model, prepare(x[:16], device_of(model))):
+        return
+    raise ConfigError.at(
+        "model.outputs",
+        "the outputs of the model look like probabilities, as after a sigmoid or softmax, where logits are "
+        'expected: expected outputs = "probabilities" or "logits", got neither',
+    )
 
 
 def check_range(labels: Tensor, classes: int) -> None:
