@@ -18,7 +18,7 @@ import numpy as np
 from fedmerit.errors import InputError, UndefinedShares
 from fedmerit.notes import Note, code_of
 from fedmerit.scoring.amounts import amount_of
-from fedmerit.scoring.scores import median_of_others, sum_of_others
+from fedmerit.scoring.scores import NORMALISED, median_of_others, sum_of_others
 from fedmerit.scoring.shrinkage import Pull, believed, pulled
 from fedmerit.scoring.types import Scores, Vector, rounding, settle
 from fedmerit.scoring.validate import is_number, number
@@ -469,6 +469,10 @@ def _why_undefined(scores: Scores, rule: Rule, formula: int) -> Note | None:
     if rule == "equal":
         return None
     if scores.status != "ok":
+        told = [note for note in scores.notes if isinstance(note, Note) and note.code in NORMALISED]
+        found = [note.values["round"] for note in told]
+        if scores.rounds > 1 and found and None not in found:
+            return Note("status-in", score=scores.score, status=scores.status, rounds=found)
         return Note("status", score=scores.score, status=scores.status)
     if rule == "impartial":
         return None if scores.gain > _NOTHING else Note("no-gain-to-divide", gain=scores.gain)
