@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmerit.errors import InputError, ReportError, UndefinedScore
+from fedmerit.errors import InputError, ReportError, UndefinedScore, UndefinedShares
 from fedmerit.notes import code_of
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.rewards import shares
@@ -251,11 +251,46 @@ def test_merit_is_the_last_solo_plus_ioi_summed():
         accumulate([make(1)], score="MERIT")
 
 
+EXAMPLE = Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1], clients=list("ABC"), round=1)
+# A 2, B 1, C 1 of 4: LOO = IOI = alpha, so FP = alpha and r_j = (4 - alone) + (without - 0) = 4, 6, 6;
+# EE_i = (16 - r_i) / 32 * 4
+SECOND = Reports(empty=0, grand=4, alone=[2, 1, 1], without=[2, 3, 3], clients=list("ABC"), round=2)
+
+
+def test_fp_and_ee_are_summed_as_published():
+    fp, ee = (accumulate([EXAMPLE, SECOND], score=name) for name in ("FP", "EE"))
+    assert fp.values == pytest.approx([0 + 2, 1 + 1, 2 + 1])
+    assert ee.values == pytest.approx([0.75 + 1.5, 1 + 1.25, 1.25 + 1.25])
+    for one in (fp, ee):
+        assert (one.status, one.rounds, one.stderr) == ("ok", 2, None)
+        np.testing.assert_array_equal(one.raw, one.values)
+
+
+def test_one_reversed_round_marks_the_sum_and_pays_nobody():
+    # alpha = (5 - 5 + 4 - 6)/2, (5 - 4 + 5 - 6)/2 = -1, 0: the sum is below 0 and the pot, 5, is not
+    worse = Reports(empty=6, grand=5, alone=[4, 5], without=[5, 4], clients=["A", "B"], round=2)
+    good = Reports(empty=0, grand=6, alone=[2, 4], without=[4, 2], clients=["A", "B"], round=1)
+    total = accumulate([good, worse], score="FP")
+    assert total.values == pytest.approx([2 + 5, 4 + 0])
+    assert total.status == "reversed"
+    with pytest.raises(UndefinedShares) as caught:
+        shares(total)
+    reason = caught.value.note.values["reason"]
+    assert (reason.code, reason.values["status"], reason.values["rounds"]) == ("status-in", "reversed", (2,))
+    assert shares(accumulate([good], score="FP")).status == "ok"
+    with pytest.raises(UndefinedScore, match="needs a report from everyone"):
+        accumulate([good, make(2, "A", silent=["B"])], score="EE")
+
+
 @pytest.mark.parametrize(
     ("rounds", "options", "message"),
     [
         ([], {}, "nothing to accumulate: 0 rounds"),
-        ([make(1)], {"score": "FP"}, "score must be one of ALPHA, LOO, IOI, COS, MERIT, PHI, got 'FP'"),
+        (
+            [make(1)],
+            {"score": "SURPLUS"},
+            "ALPHA, LOO, IOI, FP, EE, COS, MERIT, PHI, got 'SURPLUS'",
+        ),
         ([make(1)], {"missing": "skip"}, "missing must be 'zero' or 'own-mean'"),
         ([make(1)], {"warmup": -1}, "warmup must be 0 or more"),
         ([make(1), make(2)], {"warmup": 1.5}, "warmup must be 0 or more rounds, a whole number, got 1.5"),

@@ -551,7 +551,7 @@ def test_a_setting_that_only_the_engine_knows_to_be_wrong_names_its_file(
         ["scores"],
         ["score"],
         ["score", "f.csv", "--format", "xml"],
-        ["score", "f.csv", "--score", "EE"],
+        ["score", "f.csv", "--score", "SURPLUS"],
         ["score", "f.csv", "--missing", "mean"],
         ["rewards", "f.csv"],
         ["rewards", "f.csv", "--budget", "1", "--rule", "mine"],

@@ -159,7 +159,7 @@ class Training:
         False, "let a GPU multiply in TF32: faster, but results differ from a CPU's by more than rounding"
     )
     weights: Literal["uniform", "roster", "secret", "scores", "current-scores"] = setting("uniform")
-    weight_score: Literal["ALPHA", "LOO", "IOI", "COS"] = setting(
+    weight_score: Literal["ALPHA", "LOO", "IOI", "FP", "EE", "COS"] = setting(
         "ALPHA", 'for "scores" and "current-scores" (which makes the run an analysis)'
     )
     roster_weights: Mapping[str, float] = setting({}, 'for "roster": {client-0 = 2.0}')

@@ -359,7 +359,7 @@ def test_weights_from_the_current_round_are_the_papers_and_mark_the_run_as_analy
     assert "analysis" not in run(tiny("training.rounds=1", "training.weights=scores"), tmp_path / "past")
 
 
-@pytest.mark.parametrize("score", ["LOO", "IOI", "COS"])
+@pytest.mark.parametrize("score", ["LOO", "IOI", "FP", "EE", "COS"])
 def test_other_scores_can_weigh_too(tmp_path, score):
     overrides = ("training.rounds=2", f"training.weight_score={score}")
     for kind in ("scores", "current-scores"):

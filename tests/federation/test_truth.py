@@ -11,6 +11,7 @@ from fedmerit.errors import ConfigError, StoreError
 from fedmerit.ledger.chain import Ledger
 from fedmerit.report.terminal import print_truth
 from fedmerit.scoring.agreement import agreement
+from fedmerit.scoring.files import read
 from fedmerit.scoring.ground_truth import shapley
 from fedmerit.scoring.types import Table
 from fedmerit.simulation.analysis import Truth
@@ -69,7 +70,7 @@ def test_the_shapley_value_of_the_last_round_needs_the_coalitions_of_that_round_
             part["truth"]["ROUND-SV"], analysed[0]["companions"][utility]["truth"]["rounds"][1], atol=1e-6
         )
     assert any(line.startswith("analysis:") for line in verify_folder(tmp_path / "last"))
-    print_truth(Console(width=200), content)
+    print_truth(Console(width=200), content, read(tmp_path / "last" / "scores.json"))
     last = content["rounds"][-1]["scores"]["FP"]
     near = agreement(last, content["truth"]["ROUND-SV"]).spearman
     assert f"FP {near:.2f}" in capsys.readouterr().out
@@ -146,7 +147,7 @@ def test_many_members_are_sampled_with_standard_errors(tmp_path):
 def test_a_sample_too_small_for_standard_errors_has_none(tmp_path):
     config = tiny("scoring.truth=['mr-shapley']", "training.rounds=1")
     content = sampled(config, tmp_path / "run", budget=14)
-    assert set(content["truth"]) == {"MR-SV", "rounds"}
+    assert set(content["truth"]) == {"MR-SV", "COS-MODEL", "rounds"}
 
 
 def test_coalitions_of_a_sample_are_evaluated_in_one_go_and_once(tmp_path, monkeypatch):

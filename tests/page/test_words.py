@@ -30,7 +30,7 @@ from fedmerit.verify import read_run, record_decision
 from sources import SOURCE, nodes, texts
 
 MISSED = {*get_args(Happened)} - {"counted"}
-SCORES = {"LOO", "IOI", "COS", "MERIT"}
+SCORES = {"LOO", "IOI", "FP", "EE", "COS", "MERIT"}
 WAYS = {"rose", "fell", "same"}
 MEASURES = {"neg-loss", "rmse-skill", "mae-skill", *WHOLE, *UNIT_UTILITIES}
 BY_KEY = {
@@ -52,7 +52,7 @@ BY_KEY = {
     "status-short": {"none", *get_args(Status)},
     "why": MISSED,
     "why-you": MISSED,
-    "truth": {"SV", "MR-SV"},
+    "truth": {"SV", "MR-SV", "ROUND-SV"},
     "holder": REHEARSALS,
     "engine": {*REHEARSALS, FLOWER},
     "stage": {"rounds", *terminal.STAGES, *terminal.COUNTED},

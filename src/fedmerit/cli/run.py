@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -263,13 +263,29 @@ def _demo_liar(config: Config, folder: Path) -> None:
     write_page(folder)
 
 
+class PaperData(StrEnum):
+    """Datasets of the paper, and one that is shipped and small."""
+
+    fashion_mini = "fashion-mini"
+    cifar10 = "cifar10"
+    brain_mri = "brain-mri"
+    isic2019 = "isic2019"
+    pcam = "pcam"
+
+
 @app.command()
 def init(
     path: Annotated[
         Path | None,
         typer.Argument(
             help="Where to write it.",
-            show_default="fedmerit.toml, or reports.csv with --csv",
+            show_default="fedmerit.toml, reports.csv with --csv, or paper.toml with --paper",
+        ),
+    ] = None,
+    paper: Annotated[
+        PaperData | None,
+        typer.Option(
+            help="Write the paper's protocol on this dataset, not every setting.", show_default=False
         ),
     ] = None,
     csv: Annotated[
@@ -287,14 +303,17 @@ def init(
         ),
     ] = None,
 ) -> None:
-    """Write a commented config with every setting and its default; or, with --csv, a table of reports.
+    """Write a commented config with every setting and its default; or the paper's protocol; or a table.
 
-    PATH is the file to write, by default fedmerit.toml, or reports.csv. The table has one line per round
+    PATH is the file to write. With --paper it is a short config, whose run prints the paper's table of LOO,
+    FP, EE and COS. With --csv it is a table of reports to fill in. The table has one line per round
     and member; spreadsheet programs in most of Europe open it with --delimiter semicolon. A file that exists
     is never overwritten.
     """
     from fedmerit.scoring.tidy import template
 
+    if csv and paper:
+        fail("--paper: expected without --csv")
     if csv:
         path = path or Path("reports.csv")
         if path.suffix.lower() != ".csv":
@@ -308,9 +327,11 @@ def init(
     for name, given in (("--member", member), ("--rounds", rounds), ("--delimiter", delimiter)):
         if given is not None:
             fail(f"{name}: expected together with --csv; a config has its own settings")
-    path = path or Path("fedmerit.toml")
-    _write_new(path, commented_config())
-    out.print(f"wrote {path}; next: fedmerit run {path} --out runs/first")
+    path = path or Path("paper.toml" if paper else "fedmerit.toml")
+    _write_new(path, paper_config(paper) if paper else commented_config())
+    out.print(f"wrote {path}; next: fedmerit run {path} --out runs/{'paper' if paper else 'first'}")
+    if paper:
+        return
     out.print("your own data, model and metric: docs/bring-your-own.md and examples/bring-your-own")
 
 
@@ -394,7 +415,7 @@ def _run(
         out.print(printable(source.planted))
     print_facts(out, Facts(source))
     if config.analysis:
-        print_truth(out, written)
+        print_truth(out, written, source.rounds)
     out.print(f"written to {folder}: scores.json, scores.csv, ledger.sqlite")
     write_page(folder)
 
@@ -512,6 +533,106 @@ def _explained(kind: type[Any], key: str) -> tuple[str, str]:
     choices = " | ".join(get_args(hint)) if get_origin(hint) is Literal else ""
     words = [choices, found.metadata.get("beside", "")]
     return found.metadata.get("above", ""), "; ".join(word for word in words if word)
+
+
+class _Setup(NamedTuple):
+    """What differs from one dataset of the paper to the next."""
+
+    about: str
+    data: str
+    model: str
+    epochs: int
+    batch: int
+
+
+_GROUPS = "  # from scratch, with GroupNorm; the scripts: pretrained, with BatchNorm"
+_SETUPS = {
+    PaperData.fashion_mini: _Setup(
+        "fashion-mini, which is shipped and not in the paper: about a minute on two CPU cores",
+        "test_size = 500",
+        '"mlp"  # "cnn" as for CIFAR-10 takes many times as long',
+        5,
+        64,
+    ),
+    PaperData.cifar10: _Setup(
+        "CIFAR-10",
+        'path = "data/cifar-10-python.tar.gz"  # https://www.cs.toronto.edu/~kriz/cifar.html\n'
+        "test_size = 2000",
+        '"cnn"',
+        5,
+        64,
+    ),
+    PaperData.brain_mri: _Setup(
+        "Brain-MRI",
+        'path = "data/brain-mri"  # holds Training and Testing: '
+        "https://www.kaggle.com/datasets/masoudnickparvar/brain-tumor-mri-dataset\n"
+        "options = {size = 224}  # as the paper's Linear(100352, 128) needs; grey here, colour there\n"
+        "test_size = 800",
+        '"cnn-pool"',
+        5,
+        64,
+    ),
+    PaperData.isic2019: _Setup(
+        "ISIC 2019",
+        'path = "data/isic2019"  # images, ground truth and metadata: '
+        "https://challenge.isic-archive.com/data/#2019\n"
+        "options = {size = 64}  # pixels a side\n"
+        "test_size = 0  # as the test images are; a number balances the classes, as the paper does",
+        '"resnet50"' + _GROUPS,
+        3,
+        32,
+    ),
+    PaperData.pcam: _Setup(
+        "PCam",
+        'path = "data/pcam"  # the unpacked .h5 files: https://github.com/basveeling/pcam\n'
+        "options = {limit = 20000}  # of 262,144 training images, which need 7.2 GB\n"
+        "test_size = 2000",
+        '"resnet18"' + _GROUPS,
+        5,
+        32,
+    ),
+}
+
+
+def paper_config(name: PaperData) -> str:
+    """Return the protocol of the paper's main table on one of its datasets, as a commented config."""
+    one = _SETUPS[name]
+    return f"""\
+# The protocol of "Beyond Leave-One-Out" (its main table: 9 clients, Dirichlet 0.5, 10th round) on
+# {one.about}.
+# `fedmerit run THIS.toml --out runs/paper` ends with the table of LOO, FP, EE and COS, twice:
+# as the authors' scripts compute it, with v(empty) = 0; and as the text defines it, with v(empty) = v(M0).
+# The paper runs it ten times: add --set run.seed=1 to --set run.seed=9, each with an --out of its own.
+# `fedmerit plan THIS.toml` says how long that takes here.
+
+[data]
+name = "{name.value}"
+{one.data}
+
+[partition]
+clients = 9
+scheme = "dirichlet"
+mu = 0.5
+
+[model]
+name = {one.model}
+
+[training]
+rounds = 10  # the last one is scored
+local_epochs = {one.epochs}
+batch_size = {one.batch}
+optimiser = "adam"
+lr = 0.001
+weight_decay = 0.001
+weights = "uniform"  # U_i = (M_i - M0)/N; the scripts weigh by samples: "secret"
+
+[scoring]
+method = "reports"  # client i reports v(M0 + U_i) and v(M - U_i)
+utilities = ["accuracy", "expected-accuracy"]  # the table is that of the first
+game = "additive"  # M0 plus the updates of a coalition, as in the text; the scripts: "renormalised"
+# the truth of the scripts, and that of the text; both need plain updates, so the run is marked as an analysis
+truth = ["round-shapley", "mr-shapley"]
+"""
 
 
 # ---------------------------------------------------------------------------------------------- the ledger

@@ -69,6 +69,8 @@ class SummedScore(StrEnum):
     alpha = "ALPHA"
     loo = "LOO"
     ioi = "IOI"
+    fp = "FP"
+    ee = "EE"
     cos = "COS"
     merit = "MERIT"
     phi = "PHI"
@@ -142,8 +144,8 @@ def score(
     each run follows the one before.
     """
     from fedmerit.report.facts import Facts
-    from fedmerit.report.source import source_of
-    from fedmerit.report.terminal import print_facts
+    from fedmerit.report.source import document_in, source_of
+    from fedmerit.report.terminal import print_facts, print_truth
 
     if format is Format.csv and (score or missing):
         fail(
@@ -164,6 +166,8 @@ def score(
         screen.print(f"WARNING: {warning}")
     if format is Format.table:
         print_facts(out, facts)
+        if config and config.analysis and not earlier and (file / "scores.json").is_file():
+            print_truth(out, document_in(file / "scores.json"), source.rounds)
     else:
         write(_scores_as(format, content, run, counts))
         _warn([*([source.unsettled] if source.unsettled else []), *facts.doubts])

@@ -592,6 +592,8 @@ def own_parts(
                 known_of = [*(part.account for part in before or ()), _account_at(ledger, one, rounds)]
                 accounts = [each for each in known_of if each is not None]
                 own = _own_settled(member, accounts, terms.missing)
+            elif terms.score in ("FP", "EE"):  # these rest on everybody's reports
+                own = None
             else:
                 own = own_total(member, upto, terms.utility, score=terms.score, missing=terms.missing)
             if not after and terms.score == "ALPHA" and terms.missing == config.payment.missing:
@@ -599,7 +601,8 @@ def own_parts(
                 for key, other in (("n", "n"), ("gain", "gain"), ("positive", "alpha_plus")):
                     if totals[key] != known[other]:
                         raise LedgerError(f"totals.{key}: not the {other} stated after round {one.rounds}")
-            unknown = before is None and own is None  # it may have reported in a run that was not given
+            # it may have reported in a run that was not given, or its score rests on what it may not see
+            unknown = own is None and (before is None or terms.score in ("FP", "EE"))
             if len(mine) not in ((0, 1) if unknown else (own is not None,)):
                 raise LedgerError(f"holds {len(mine)} payouts of {member}")
             share, paid = (number(mine[0]["share"]), mine[0]["cents"]) if mine else (0.0, 0)

@@ -30,6 +30,7 @@ from fedmerit.limits import check_schedule
 from fedmerit.protocol.messages import PACKAGE, PROTOCOL
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.agreement import normalise
+from fedmerit.scoring.scores import score_of
 from fedmerit.scoring.types import Reports, Vector
 from fedmerit.secagg.quantise import Encoding
 from fedmerit.secagg.setting import LEAST_IN_SUM, Setting, default_threshold
@@ -115,8 +116,13 @@ def weights_of(values: Vector, clients: Sequence[str]) -> dict[str, float]:
 def from_past(
     rounds: Sequence[Reports], names: Sequence[str], *, score: str, missing: Missing
 ) -> dict[str, float]:
-    """Return weights from a score summed over earlier rounds; 1 in the first round and for newcomers."""
+    """Return weights from a score summed over earlier rounds; 1 in the first round and for newcomers.
+
+    Rounds in which FP or EE does not exist or is not ``ok`` are not counted.
+    """
     weights = dict.fromkeys(names, 1.0)
+    if score in ("FP", "EE"):
+        rounds = [one for one in rounds if not one.silent and score_of(one, score).status == "ok"]
     if rounds:
         total = accumulate(rounds, score=score, missing=missing)
         weights |= weights_of(total.values, total.clients)

@@ -301,7 +301,7 @@ def source_as_decided(
 
 def _of_file(file: Path, form: SheetForm = FOUND_OUT) -> Source:
     content = read_content(file, form=form)
-    raw = _document(file)
+    raw = document_in(file)
     companions = {
         name: tuple(read_content(file, utility=name).rounds) for name in raw.get("companions") or {}
     }
@@ -344,7 +344,7 @@ def _of_run(folder: Path) -> Source:
         return replace(told, corruption=corruption)
     file = folder / "scores.json"
     readable = file.is_file() and (changed is None or changed[0] != file.name)
-    raw = _document(file) if readable else {}
+    raw = document_in(file) if readable else {}
     complete = len(raw.get("rounds", ())) == len(rounds)  # if not, the file is older than the last round
     return Source(
         rounds=tuple(found.content.rounds),
@@ -487,7 +487,7 @@ def _renamed_setting(value: Any, both: bool, names: Mapping[str, str]) -> Any:
     return value
 
 
-def _document(file: Path) -> dict[str, Any]:
+def document_in(file: Path) -> dict[str, Any]:
     """Return the object in a run's scores.json; empty for a file of another form."""
     if file.suffix.lower() != ".json":
         return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,7 +35,7 @@ from fedmerit.report.text import (
     total_text,
     unit_values,
 )
-from fedmerit.scoring.agreement import agreement
+from fedmerit.scoring.agreement import PaperRow, agreement, by_scripts, by_text
 from fedmerit.scoring.doubts import Doubt
 from fedmerit.scoring.rewards import Payouts, Shares
 from fedmerit.scoring.share_intervals import PaidApart, Spans, amounts_within
@@ -58,6 +58,9 @@ def print_facts(console: Console, facts: Facts) -> None:
     if not _fits(first, console.width):
         first = _standings(facts, sure=False)
     _print_table(console, first)
+    if facts.total.status != "ok":
+        told = words(f"status-short.{facts.total.status}")
+        _say(console, words("terminal.status-sum", score=facts.total.score, status=told))
     for line in _findings(facts):
         _say(console, line)
     if facts.last is not None:
@@ -275,8 +278,11 @@ def print_comparison(console: Console, found: Comparison) -> None:
         _say(console, words("terminal.note", text=note))
 
 
-def print_truth(console: Console, content: Mapping[str, Any]) -> None:
-    """Print that plain updates were analysed, and how close the scores come to the ground truth."""
+def print_truth(console: Console, content: Mapping[str, Any], rounds: Sequence[Reports]) -> None:
+    """Print that plain updates were analysed, how close scores come to the ground truth, the paper's table.
+
+    ``content`` is that of ``scores.json``; ``rounds`` are the reports of the utility in the paper's table.
+    """
     console.print(words("terminal.analysis"))
     for utility, part in ((content["utility"], content), *content["companions"].items()):
         for name in ("MR-SV", "ROUND-SV", "SV"):
@@ -296,6 +302,52 @@ def print_truth(console: Console, content: Mapping[str, Any]) -> None:
                 "terminal.spearman", truth=words(f"truth.{name}"), utility=utility, found=tuple(found)
             )
             console.print(told)
+    if rounds:
+        _print_paper(console, content, rounds)
+
+
+def _print_paper(console: Console, content: Mapping[str, Any], rounds: Sequence[Reports]) -> None:
+    """Print the paper's table by each reading of its protocol whose truth is known."""
+    last, clients = rounds[-1], content["clients"]
+    utility = str(last.utility)
+    part = content if content["utility"] == utility else content["companions"][utility]
+
+    def named(values: Sequence[float | None] | None) -> dict[str, float] | None:
+        found = {} if values is None else dict(zip(clients, values, strict=True))
+        known = {name: value for name, value in found.items() if value is not None}
+        return known if set(last.clients) <= set(known) else None
+
+    truth = part.get("truth") or {}
+    each = {"COS": part["cumulative"].get("COS"), "COS-MODEL": truth.get("COS-MODEL")}
+    beside = {name: known for name, values in each.items() if (known := named(values)) is not None}
+    scripts, text = (named(truth.get(name)) for name in ("ROUND-SV", "MR-SV"))
+    if scripts is None and text is None:
+        return
+    if last.silent:
+        _say(console, words("terminal.paper-none"))
+        return
+    if scripts is not None:
+        _say(console, words("terminal.paper-scripts", utility=utility, round=last.round))
+        _print_table(console, _paper_columns(by_scripts(last, scripts, beside)))
+    if text is not None:
+        _say(console, words("terminal.paper-text", utility=utility, round=last.round))
+        _print_table(console, _paper_columns(by_text(last, text, beside)))
+    _say(console, words("terminal.paper-notes", round=last.round))
+
+
+def _paper_columns(rows: Sequence[PaperRow]) -> Columns:
+    def numbers(values: Iterable[float | None]) -> list[str]:
+        return ["-" if value is None else f"{value:.3f}" for value in values]
+
+    return {
+        words("terminal.paper-score"): [row.score for row in rows],
+        "Spearman": numbers(row.near.spearman for row in rows),
+        "Kendall": numbers(row.near.kendall for row in rows),
+        "Pearson": numbers(row.near.pearson for row in rows),
+        "L2": numbers(row.near.l2 for row in rows),
+        words("terminal.paper-squared"): numbers(row.near.l2**2 for row in rows),
+        words("terminal.paper-status"): [words(f"status-short.{row.status}") for row in rows],
+    }
 
 
 def print_plan(console: Console, plan: Plan) -> None:

@@ -21,13 +21,14 @@ from fedmerit.errors import InputError, ReportError, UndefinedScore
 from fedmerit.notes import Note
 from fedmerit.scoring.metrics import is_whole
 from fedmerit.scoring.scores import score_of
-from fedmerit.scoring.types import Reports, Scores, Vector
+from fedmerit.scoring.types import Reports, Scores, Status, Vector
 from fedmerit.scoring.uncertainty import training_of
 from fedmerit.scoring.validate import look_alike, two_spellings
 
 Missing = Literal["zero", "own-mean"]
 
-SUMMABLE = ("ALPHA", "LOO", "IOI", "COS", "MERIT")
+SUMMABLE = ("ALPHA", "LOO", "IOI", "FP", "EE", "COS", "MERIT")
+_WORST: tuple[Status, ...] = ("ok", "fallback", "undefined", "reversed")
 _ERRORS = {"ALPHA": "se_alpha", "LOO": "se_loo", "IOI": "se_ioi"}
 
 
@@ -44,6 +45,10 @@ def accumulate(
         \text{own-mean: } \ \times R / R_i
 
     with R counted rounds, R_i of them reported by client i. ``MERIT`` is the last SOLO plus the sum of IOI.
+
+    FP and EE are summed as published, and ``raw`` is that sum. Its ``status`` is the worst of a round: ok,
+    fallback, undefined, reversed. It has no standard errors: each round divides by a sum that is itself
+    measured.
 
     ALPHA, LOO and IOI have standard errors if every counted report carries one. Rounds on different test
     slices are independent, so their squares add up. Rounds without a named slice may share samples with any
@@ -73,7 +78,7 @@ def accumulate(
 
     Args:
         rounds: reports in the order of the rounds; for PHI, scores.
-        score: one of ALPHA, LOO, IOI, COS, MERIT, PHI.
+        score: one of ALPHA, LOO, IOI, FP, EE, COS, MERIT, PHI.
         missing: what a round without a report counts: nothing (``"zero"``) or the client's own mean over
             the rounds it did report (``"own-mean"``).
         warmup: rounds at the start that are not counted.
@@ -85,6 +90,7 @@ def accumulate(
     Raises:
         ReportError: among others, if nobody reported in a counted round. The message names the round; leave
             it out, as a ledger does, because it counts for nobody.
+        UndefinedScore: a round does not have this score; a silent client leaves FP and EE undefined.
 
     >>> first = Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1], clients=["A", "B", "C"])
     >>> second = Reports(empty=3, grand=5, alone=[4, 4], without=[4, 4], clients=["A", "B"])
@@ -108,6 +114,7 @@ def accumulate(
     index = {name: i for i, name in enumerate(clients)}
     per_round = "IOI" if score == "MERIT" else score
     terms: list[list[float]] = [[] for _ in clients]
+    status: Status = "ok"
     notes: list[str] = [*_apart(counted), *_alike(clients)]
     if is_whole(counted[0].utility):
         notes.append(Note("whole-sum", utility=counted[0].utility))
@@ -116,6 +123,7 @@ def accumulate(
         scores = score_of(reports, per_round)
         by_round.append(scores.as_dict())
         notes += scores.notes
+        status = max(status, scores.status, key=_WORST.index)
         for name, value in zip(reports.clients, scores.values.tolist(), strict=True):
             terms[index[name]].append(value)
 
@@ -139,6 +147,7 @@ def accumulate(
         values=total,
         raw=total,
         gain=math.fsum(reports.gain for reports in counted),
+        status=status,
         stderr=None if stderr is None else stderr * factor,
         rounds=len(counted),
         coverage=reported / len(counted),

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import ReportError
-from fedmerit.scoring.types import Scores, Vector, settle
+from fedmerit.errors import InputError, ReportError
+from fedmerit.scoring.scores import Empty, ee, fp, loo
+from fedmerit.scoring.types import Reports, Scores, Status, Vector, settle
 from fedmerit.scoring.validate import floats, labels_of, whole
 
 EXACT_CLIENTS = 7
 """Up to this many clients, the p-values use all N! permutations."""
+
+Minimum = Literal["always", "negative"]
+"""Whether a normalisation subtracts the minimum always, or only if it is negative."""
 
 MAX_P_CLIENTS = 30
 """Above this many clients, no p-values are computed."""
@@ -41,7 +46,7 @@ class Agreement:
     p_pearson: float | None = None
 
 
-def normalise(values: Scores | npt.ArrayLike) -> Vector:
+def normalise(values: Scores | npt.ArrayLike, *, minimum: Minimum = "always") -> Vector:
     r"""Return the values normalised as in the paper: subtract the minimum, then divide by the mean.
 
     .. math:: n(x)_i = \frac{x_i - \min x}{\frac1N \sum_j (x_j - \min x)}
@@ -51,17 +56,22 @@ def normalise(values: Scores | npt.ArrayLike) -> Vector:
 
     Args:
         values: shape (N,), or ``Scores``, whose ``values`` are used.
+        minimum: ``"always"`` subtracts it, as the paper says; ``"negative"`` only if it is negative, as the
+            code published with the paper does. The result then changes when x is shifted.
 
-    >>> normalise([1, 2, 6])
-    array([0. , 0.5, 2.5])
+    >>> normalise([1, 2, 6]), normalise([1, 2, 6], minimum="negative")
+    (array([0. , 0.5, 2.5]), array([0.33333333, 0.66666667, 2.        ]))
     >>> normalise([0.3, 0.1 + 0.2])
     array([1., 1.])
     """
     vector = _vector(values, "values")
     if _is_constant(vector):
         return np.ones_like(vector)
+    if minimum not in get_args(Minimum):
+        raise InputError(f"minimum must be 'always' or 'negative', got {minimum!r:.100}")
     scaled = _scaled(vector)
-    shifted = scaled - scaled.min()
+    least = scaled.min()
+    shifted = scaled - (least if minimum == "always" else min(least, 0.0))
     return np.asarray(shifted / shifted.mean(), dtype=np.float64)
 
 
@@ -69,6 +79,7 @@ def agreement(
     scores: Scores | npt.ArrayLike,
     truth: Scores | npt.ArrayLike,
     *,
+    minimum: Minimum = "always",
     resamples: int = 9999,
     seed: int = 0,
 ) -> Agreement:
@@ -88,6 +99,7 @@ def agreement(
     Args:
         scores: shape (N,), or ``Scores``.
         truth: shape (N,), or ``Scores``.
+        minimum: see :func:`normalise`; it changes L2 alone.
         resamples: number of random permutations for the p-values of more than 7 clients (up to 7, all
             permutations are used); 0 for no p-values. Above 30 clients there are none.
         seed: seed of those permutations.
@@ -100,7 +112,7 @@ def agreement(
     """
     x, y = _matched(scores, truth)
     resamples, seed = whole(resamples, "resamples"), whole(seed, "seed")
-    l2 = float(np.linalg.norm(normalise(x) - normalise(y)))
+    l2 = float(np.linalg.norm(normalise(x, minimum=minimum) - normalise(y, minimum=minimum)))
     if _is_constant(x) or _is_constant(y):
         return Agreement(n=x.size, l2=l2, spearman=None, kendall=None, pearson=None)
     ranks = _average_ranks(x), _average_ranks(y)
@@ -235,3 +247,67 @@ def _vector(values: Scores | npt.ArrayLike, what: str) -> Vector:
     if bad.size:
         raise ReportError(f"{what}[{int(bad[0])}] must be a finite number, got {vector[bad[0]]}")
     return vector
+
+
+# ------------------------------------------------------------------------------------------ the paper's table
+
+# tab:error: how close LOO, FP, EE and COS of one round come to the Shapley value. The paper's text and the
+# scripts that its authors published compute it differently:
+#
+# what           scripts                           text
+# v(empty)       0                                 v(M0)
+# truth          Shapley value of the same round   MR-SV over all rounds
+# normalisation  minimum subtracted if negative    minimum always subtracted
+# L2             squared                           not squared
+
+Values = Mapping[str, float]
+"""A number per client, by name."""
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """How close one score is to the truth; ``status`` is that of FP and EE, and "ok" for the others."""
+
+    score: str
+    near: Agreement
+    status: Status = "ok"
+
+
+def by_scripts(last: Reports, truth: Values, beside: Mapping[str, Values]) -> tuple[PaperRow, ...]:
+    r"""Return the table as the authors' scripts compute it.
+
+    If nobody's coalition is worth 0 and not v(M0), every Shapley value grows by v(M0)/N.
+
+    Args:
+        last: reports of everybody in the sum of the round.
+        truth: the Shapley values of the round, with v(M0) for nobody's coalition.
+        beside: other scores by name, such as COS.
+
+    >>> r = Reports(empty=6, grand=5, alone=[4, 5], without=[5, 4], clients=["A", "B"])   # v(M0) = 6
+    >>> [(one.score, one.status, one.near.spearman) for one in by_scripts(r, {"A": -1, "B": 0}, {})]
+    [('LOO', 'ok', 1.0), ('FP', 'ok', 1.0), ('EE', 'ok', 1.0)]
+    """
+    shifted = {name: value + last.empty / last.n for name, value in truth.items()}
+    return _rows(last, shifted, beside, empty="zero")
+
+
+def by_text(last: Reports, truth: Values, beside: Mapping[str, Values]) -> tuple[PaperRow, ...]:
+    """Return the table as the paper's text defines it; arguments as in `by_scripts`, truth is MR-SV.
+
+    >>> r = Reports(empty=6, grand=5, alone=[4, 5], without=[5, 4], clients=["A", "B"])
+    >>> [(one.score, one.status, one.near.spearman) for one in by_text(r, {"A": -1, "B": 0}, {})]
+    [('LOO', 'ok', 1.0), ('FP', 'reversed', -1.0), ('EE', 'reversed', -1.0)]
+    """
+    return _rows(last, truth, beside, empty="model")
+
+
+def _rows(last: Reports, truth: Values, beside: Mapping[str, Values], empty: Empty) -> tuple[PaperRow, ...]:
+    def near(values: npt.ArrayLike) -> Agreement:
+        known = np.array([truth[name] for name in last.clients])
+        return agreement(values, known, minimum="negative" if empty == "zero" else "always", resamples=0)
+
+    made: Sequence[Scores] = (loo(last), fp(last, empty=empty), ee(last, empty=empty))
+    return (
+        *(PaperRow(one.score, near(one.values), one.status) for one in made),
+        *(PaperRow(name, near([found[one] for one in last.clients])) for name, found in beside.items()),
+    )

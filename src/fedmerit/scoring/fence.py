@@ -89,7 +89,7 @@ def believed(errors: Vector) -> Vector:
     return found
 
 
-def error_of(scores: Scores) -> float | None:
+def pooled_error(scores: Scores) -> float | None:
     """Return sigma, the root mean square of the errors as far as they are believed; None without errors."""
     stated = scores.stderr
     if scores.covariance is not None:
@@ -118,7 +118,7 @@ def fenced(scores: Scores, weights: Vector) -> tuple[Vector, Fence]:
     >>> round(how.fence, 4), shares.round(4).tolist()
     (0.6667, [0.1167, 0.2167, 0.6667])
     """
-    error = error_of(scores) or 0.0
+    error = pooled_error(scores) or 0.0
     counts, scale = counts_of(scores.raw, error), float(weights.max())  # scaled, so that sums stay finite
     u = weights / scale
     found, rest, fence = cut(u[None, :] / math.fsum(u), counts[None, :])

@@ -20,7 +20,7 @@ from fedmerit.errors import InputError, UndefinedShares
 from fedmerit.notes import Note, code_of
 from fedmerit.scoring.amounts import amount_of, decimals_of
 from fedmerit.scoring.fence import Fence, believed, fenced
-from fedmerit.scoring.scores import sum_of_others
+from fedmerit.scoring.scores import NORMALISED, sum_of_others
 from fedmerit.scoring.types import Scores, Vector, rounding, settle
 from fedmerit.scoring.uncertainty import sure_signs
 from fedmerit.scoring.validate import is_number, number
@@ -499,6 +499,10 @@ def _why_undefined(scores: Scores, rule: Rule) -> Note | None:
     if rule == "equal":
         return None
     if scores.status != "ok":
+        told = [note for note in scores.notes if isinstance(note, Note) and note.code in NORMALISED]
+        found = [note.values["round"] for note in told]
+        if scores.rounds > 1 and found and None not in found:
+            return Note("status-in", score=scores.score, status=scores.status, rounds=found)
         return Note("status", score=scores.score, status=scores.status)
     if rule == "impartial":
         return None if scores.gain > _NOTHING else Note("no-gain-to-divide", gain=scores.gain)

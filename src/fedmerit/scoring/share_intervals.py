@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import InputError
-from fedmerit.scoring.fence import Rows, counts_of, cut, error_of
+from fedmerit.scoring.fence import Rows, counts_of, cut, pooled_error
 from fedmerit.scoring.rewards import Payouts, Shares, money_of
 from fedmerit.scoring.types import Scores, in_order, rounding
 from fedmerit.scoring.uncertainty import (
@@ -133,7 +133,7 @@ def _divided(scores: Scores, drawn: Rows, terms: Shares) -> Rows:
     total = positive.sum(axis=1, keepdims=True)
     part = np.divide(positive, total, out=np.full(drawn.shape, np.nan), where=total > 0)
     if terms.rule == "fenced":
-        part = cut(part, counts_of(drawn, error_of(scores) or 0.0))[0]
+        part = cut(part, counts_of(drawn, pooled_error(scores) or 0.0))[0]
     if terms.equal:
         takes = drawn >= -rounding(drawn)
         among = np.maximum(1, np.count_nonzero(takes, axis=1, keepdims=True))

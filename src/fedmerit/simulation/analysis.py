@@ -22,14 +22,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedmerit.errors import ConfigError, FedmeritError, NoGradient, StoreError
+from fedmerit.errors import ConfigError, FedmeritError, NoGradient, StoreError, UndefinedScore
 from fedmerit.identity import exact
 from fedmerit.notes import Note
-from fedmerit.protocol.outcome import Model, Outcome, mean
+from fedmerit.protocol.outcome import Model, mean
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.terms import weights_of
 from fedmerit.scoring.ground_truth import sampled_shapley, shapley
-from fedmerit.scoring.scores import SCORES
+from fedmerit.scoring.scores import SCORES, cos_model
 from fedmerit.scoring.types import Reports, Table
 from fedmerit.simulation.coalitions import Evaluator, retrain_tables
 from fedmerit.simulation.contributions import Evaluate, cosine_of, updates_on
@@ -267,18 +267,17 @@ class Truth:
         """Evaluate and save all coalition models of a round; return the record for the ledger."""
         if not self.federation.config.values_coalitions(plain.outcome.round):
             return None
-        outcome, before, weights = plain.outcome, plain.m0, plain.weights
-        updates = plain.updates
+        outcome = plain.outcome
         evaluator, game = (
             self.of_slice(self.federation.truth_slice(outcome.round)),
             self.federation.config.scoring.game,
         )
         if len(outcome.included) > self.most_exact:
-            return self._sampled(evaluator, before, updates, weights, outcome)
+            return self._sampled(evaluator, plain)
         tables, record = evaluator.tables(
-            before, updates, weights, game=game, clients=outcome.included, progress=self.tell
+            plain.m0, plain.updates, plain.weights, game=game, clients=outcome.included, progress=self.tell
         )
-        arrays = {f"table/{name}": table.values for name, table in tables.items()}
+        arrays = {f"table/{name}": table.values for name, table in tables.items()} | _cosines(plain)
         facts = {
             "method": record.method,
             "precision": record.precision,
@@ -294,13 +293,12 @@ class Truth:
             self._evaluators = {shown.id: make(self.federation, shown)}
         return self._evaluators[shown.id]
 
-    def _sampled(
-        self, evaluator: Evaluator, before: Model, updates: Tensor, weights: Sequence[float], outcome: Outcome
-    ) -> dict[str, Any]:
+    def _sampled(self, evaluator: Evaluator, plain: PlainRound) -> dict[str, Any]:
+        outcome = plain.outcome
         game = evaluator.game(
-            before,
-            updates,
-            weights,
+            plain.m0,
+            plain.updates,
+            plain.weights,
             game=self.federation.config.scoring.game,
             clients=outcome.included,
             total=self.budget,
@@ -314,7 +312,7 @@ class Truth:
 
         sampled_shapley(ask, outcome.included, budget=self.budget, seed=seed)
         seen = dict(zip(asked, game.values(np.array(asked)), strict=True))
-        arrays: dict[str, npt.NDArray[np.float64]] = {}
+        arrays = _cosines(plain)
         for k, utility in enumerate(self.federation.utilities):
 
             def value(mask: int, k: int = k) -> float:
@@ -379,7 +377,8 @@ class Truth:
     def values(self, scored: Sequence[int]) -> dict[str, dict[str, Any]]:
         r"""Return, per utility, MR-SV over the scored rounds, the values of each round, and the retrained SV.
 
-        ``ROUND-SV`` is the Shapley value of the last round alone.
+        ``ROUND-SV`` is the Shapley value of the last round alone. ``COS-MODEL``, beside MR-SV, is that score
+        summed over the scored rounds.
 
         Where rounds were sampled, ``se_MR-SV`` is the sampling error over R rounds, each with its own seed:
 
@@ -398,6 +397,9 @@ class Truth:
                 if any(errors) and None not in errors:
                     own_errors = [[(each or {}).get(name, 0.0) for each in errors] for name in names]
                     one["se_MR-SV"] = [math.hypot(*own) / len(paths) for own in own_errors]
+                cosines = [_cosines_in(path) for path in paths]
+                if all(cosines):
+                    one["COS-MODEL"] = [math.fsum(each.get(name, 0.0) for each in cosines) for name in names]
                 one["rounds"] = [[values.get(name) for name in names] for values in rounds]
             last = self.folder / f"round-{self.federation.config.training.rounds:04d}.npz"
             if "round-shapley" in self.federation.config.scoring.truth and last.exists():
@@ -426,6 +428,21 @@ def _value(path: Path, utility: str) -> dict[str, float]:
     except (OSError, KeyError, ValueError) as error:
         raise StoreError(f"{path}: not a table of coalitions: {error}") from error
     return dict(zip(clients, values.tolist(), strict=True))
+
+
+def _cosines(plain: PlainRound) -> dict[str, npt.NDArray[np.float64]]:
+    """Return the cosines of models of a round, to be saved; nothing if a model is zero."""
+    try:
+        return {"cos-model": cos_model(plain.updates.cpu().numpy(), plain.m0).values}
+    except UndefinedScore:
+        return {}
+
+
+def _cosines_in(path: Path) -> dict[str, float]:
+    """Return the saved cosines of models by name; empty if there are none."""
+    with np.load(path, allow_pickle=False) as arrays:  # _value has read it before
+        values = arrays["cos-model"].tolist() if "cos-model" in arrays else []
+        return dict(zip(arrays["clients"].tolist(), values, strict=False))
 
 
 def _errors(path: Path, utility: str) -> dict[str, float] | None:
