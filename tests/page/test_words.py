@@ -49,7 +49,7 @@ BY_KEY = {
     "status-short": {"none", *get_args(Status)},
     "why": MISSED,
     "why-you": MISSED,
-    "truth": {"SV", "MR-SV"},
+    "truth": {"SV", "MR-SV", "ROUND-SV"},
     "holder": REHEARSALS,
     "engine": {*REHEARSALS, FLOWER},
     "stage": {"rounds", *terminal.STAGES, *terminal.COUNTED},
