@@ -15,12 +15,22 @@ from hypothesis import strategies as st
 
 from command_line import call
 from fedmerit.errors import DoubtfulShares, UndefinedShares
+from fedmerit.notes import code_of
 from fedmerit.notes import words as said
 from fedmerit.report.page import text as words
 from fedmerit.report.page.html import facts_of, page
 from fedmerit.report.text import spoken
 from fedmerit.scoring.accumulate import accumulate
-from fedmerit.scoring.doubts import balance, check_payable, doubts, lower_is_better
+from fedmerit.scoring.doubts import (
+    LEAST,
+    MOST,
+    TOLERANCE,
+    balance,
+    check_payable,
+    doubts,
+    lower_is_better,
+    swapped_member,
+)
 from fedmerit.scoring.fence import believed
 from fedmerit.scoring.files import as_csv, document, read_content
 from fedmerit.scoring.scores import alpha
@@ -558,3 +568,75 @@ def test_the_brier_of_a_file_is_not_said_to_be_the_one_that_rises(tmp_path):
     text = page(file_of(tmp_path, rmse("brier", 0.2, 0.7)))
     assert "the brier of the shared model fell by 50.0 points" in text
     assert said("measure-means.brier") not in text
+
+
+# ---------------------------------------------------------------------------------- word, deed, one member
+
+
+@pytest.mark.parametrize(
+    ("part", "paid", "warned"),
+    [(0.45, False, True), (0.6, True, True), (0.9, True, False), (1.9, True, True), (2.1, False, True)],
+)
+def test_rewards_refuses_exactly_what_the_readme_says(tmp_path, part, paid, warned):
+    path = file_of(tmp_path, of([part / 6] * 6, 1.0, se=0.001, round=1, slice="s"))
+    result = call("rewards", path, "--budget", "10")
+    assert (result.exit_code == 0) == paid
+    assert isinstance(result.exception, DoubtfulShares) != paid
+    assert bool(doubts(read_content(path).rounds)) == warned
+    assert call("rewards", path, "--budget", "10", "--despite-doubts").exit_code == 0
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert (LEAST, MOST, TOLERANCE) == (0.5, 2.0, 0.2)
+    assert "add up to less than half of the gain or to more than twice the gain" in readme
+    assert "more than 20 % off the gain are a warning" in readme
+
+
+def member_turned(one, k):
+    alone, without = one.alone.copy(), one.without.copy()
+    alone[k], without[k] = without[k], alone[k]
+    return replace(one, alone=alone, without=without)
+
+
+def test_the_swapped_columns_of_one_member_are_suspected_by_name(tmp_path):
+    names = tuple("ABCDEF")
+    given = [
+        of(np.array([3, 2, 2, 1, 1, 1]) * gain / 10, gain, se=0.001, clients=names, round=k, slice="s")
+        for k, gain in enumerate((0.5, 0.3, 0.1), start=1)
+    ]
+    assert codes(*given) == []
+    for k, name in enumerate(names):
+        wrong = [member_turned(one, k) for one in given]
+        assert swapped_member(wrong) == name
+        (doubt,) = doubts(wrong)
+        assert (doubt.code, doubt.gross) == ("swapped", True)
+        assert repr(name) in doubt.told
+        assert repr(name) not in str(doubt)  # statements and pages repeat it
+    assert swapped_member(wrong[:2]) is None
+
+
+def test_no_honest_run_raises_suspicion_of_one_member(honest_runs):
+    counts = [0, 0, 0]
+    for _, rounds in honest_runs:
+        counts[0] += 1
+        counts[1] += any(one.named for one in doubts(rounds))
+        wrong = [member_turned(one, 0) for one in rounds]
+        first = rounds[0].clients[0]
+        counts[2] += any(one.named and repr(first) not in one.named for one in doubts(wrong))
+    assert counts[0] >= 900
+    assert counts[1] == 0
+    assert counts[2] == 0
+
+
+def test_a_round_that_does_not_begin_where_the_last_one_ended_is_noted_without_a_slice():
+    def rounds(*begins, **other):
+        return [
+            Reports(empty=begin, grand=k + 1, alone=[begin] * 3, without=[k + 1] * 3, round=k + 1, **other)
+            for k, begin in enumerate(begins)
+        ]
+
+    def noted(given):
+        return [code_of(note) for note in accumulate(given).notes if "jump" in code_of(note)]
+
+    assert noted(rounds(0, 1, 2, 3)) == []
+    assert noted(rounds(0, 1, 2.5, 3)) == ["jump-unnamed"]
+    assert noted(rounds(0, 0.1, 0.2, 0.3)) == []  # other samples in every round
+    assert noted(rounds(0, 1, 2.5, 3, slice="s")) == ["jump"]

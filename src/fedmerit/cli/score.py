@@ -468,7 +468,7 @@ def _warn(doubted: Sequence[Doubt | str]) -> None:
     from fedmerit.report.text import printable
 
     for doubt in doubted:
-        err.print(f"WARNING: {printable(str(doubt))}")
+        err.print(f"WARNING: {printable(doubt if isinstance(doubt, str) else doubt.told)}")
 
 
 def tell_read(source: Source, screen: Console, name: str = "") -> None:

@@ -200,7 +200,7 @@ def _say(console: Console, text: str) -> None:
 
 def _warn(console: Console, doubted: Sequence[Doubt | str]) -> None:
     for doubt in doubted:
-        _say(console, words("terminal.warning", text=str(doubt)))
+        _say(console, words("terminal.warning", text=doubt if isinstance(doubt, str) else doubt.told))
 
 
 def print_payouts(

@@ -347,6 +347,26 @@ def _apart(rounds: Sequence[Reports]) -> Iterator[Note]:
         yield Note("gap", gaps=gone)
     if jumps:
         yield Note("jump", jumps=jumps)
+    if unnamed := _jumps_unnamed(rounds):
+        yield Note("jump-unnamed", jumps=unnamed)
+
+
+def _jumps_unnamed(rounds: Sequence[Reports]) -> list[Note]:
+    """Return notes on rounds that do not begin where the one before ended, if none names its slice.
+
+    They are on the same test samples if at least half of them begin where the one before ended.
+    """
+    if any(one.slice is not None or one.round is None for one in rounds):
+        return []
+    found, joined = [], 0
+    for place, (earlier, later) in enumerate(pairwise(rounds), start=1):
+        ends, begins = earlier.grand, later.empty
+        if abs(begins - ends) <= 1e-6 * max(abs(begins), abs(ends)):
+            joined += 1
+        elif join_up(earlier, later, place):
+            one, next_ = number_of(earlier, place), number_of(later, place + 1)
+            found.append(Note("jump-between", earlier=one, later=next_, ends=ends, begins=begins))
+    return found if joined >= max(2, len(found)) else []
 
 
 def _last_solo(rounds: Sequence[Reports], clients: Sequence[str]) -> Vector:
