@@ -93,10 +93,10 @@ def held_back(results: Mapping[str, Result]) -> Iterator[str]:
 
 
 def phi_of(cell: Result) -> Scores:
-    """Return PHI of a run, with its errors."""
+    """Return PHI of a run, with its errors and the allowance for training."""
     rounds = [one for one in cell["phi"][UTILITY] if one["round"] <= LAST]
-    blocks = np.sum([one["blocks"] for one in rounds], axis=0)  # one slice in all rounds
-    return from_blocks(blocks, rounds[0]["sizes"], cell["clients"])
+    scored = [from_blocks(np.array(one["blocks"]), one["sizes"], cell["clients"]) for one in rounds]
+    return accumulate(scored, score="PHI")
 
 
 def divided(cell: Result) -> dict[str, Vector]:
