@@ -260,7 +260,7 @@ REFUSED = {
             .replace("1;K", "2;K", 1)
             .replace("Ulm", "Ulm\u200b")
         ).encode(),
-        r"'Ulm' (round 1) and 'Ulm\u200b' (round 2) differ only in case, blanks or how",
+        r"'Ulm' (round 1) and 'Ulm\u200b' (round 2) differ only in case, blanks or letters",
     ),
     "every line in one cell": (
         "".join(f'"{line}"\n' for line in PLAIN.splitlines()).encode(),

@@ -31,7 +31,7 @@ from fedmerit.verify import record_decision, verify_folder
 from forging import body_of, written
 from linear_federation import Federation
 
-RING = 2**48
+RING = 2**64
 VICTIM, FRIEND = "client-1", "client-3"
 PAY = Terms("100.00", "fit", "fenced", "PHI")
 
@@ -60,7 +60,7 @@ def resigned(federation, exchange, kind, number, change, who):
     federation.answering(exchange, number, lie, who)
 
 
-def robbing(federation, more=2**40, rounds=(1,), victim=VICTIM, detail="rounds"):
+def robbing(federation, more=2**55, rounds=(1,), victim=VICTIM, detail="rounds"):
     """Let FRIEND state too much, and show masks with the victim that hide it."""
 
     def overstate(body):

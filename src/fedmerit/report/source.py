@@ -8,6 +8,7 @@ import math
 import string
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedmerit.errors import FedmeritError, FileFormatError, LedgerError, StoreEr
 from fedmerit.heading import NO_HEADING, Heading
 from fedmerit.ledger.account import Account, SettledRound, total_of
 from fedmerit.ledger.decisions import Decision, decisions_of
-from fedmerit.ledger.records import first_body, unreported
+from fedmerit.ledger.records import config_of, first_body, unreported
 from fedmerit.limits import OF_MEMBERS
 from fedmerit.notes import Note, planted, words
 from fedmerit.protocol.outcome import Round
@@ -30,7 +31,7 @@ from fedmerit.scoring.files import LEDGER, Content, read_content, scores_in
 from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm, check_form
 from fedmerit.scoring.tidy import VECTORS
 from fedmerit.scoring.types import Reports
-from fedmerit.storage.run_folder import Recorded, recorded, scored_in, write
+from fedmerit.storage.run_folder import Recorded, recorded, scored_in, snapshot, write
 from fedmerit.verify import verified
 
 # --------------------------------------------------------------------------------------------------- costs
@@ -324,12 +325,12 @@ def _of_file(file: Path, form: SheetForm = FOUND_OUT) -> Source:
 def _of_run(folder: Path) -> Source:
     """Read a run from its ledger, or from its score files if the ledger does not verify."""
     lines: list[Note] = []
-    changed, corruption = None, Corruption()
+    changed = None
     try:
         ledger, differs = verified(folder, lines)
         changed = (differs.file, str(differs)) if differs else None  # the page uses nothing from that file
         found = recorded(ledger)
-        corruption, rounds, scoring = found.config.corruption, found.rounds, found.config.scoring
+        rounds, scoring = found.rounds, found.config.scoring
         run, pool = first_body(ledger, "run"), first_body(ledger, "pool")
         decisions = tuple(decisions_of(ledger, rounds, found.config))
         book = LedgerFacts(run, pool, rounds, decisions, ledger.head, len(ledger))
@@ -341,7 +342,7 @@ def _of_run(folder: Path) -> Source:
         file_alone = _of_file(folder / "scores.json")
         record = error.record if isinstance(error, LedgerError) else None
         told = replace(file_alone, checks=tuple(lines), broken=str(error), broken_record=record)
-        return replace(told, corruption=corruption)
+        return replace(told, corruption=_planted(folder))
     file = folder / "scores.json"
     readable = file.is_file() and (changed is None or changed[0] != file.name)
     raw = document_in(file) if readable else {}
@@ -356,7 +357,7 @@ def _of_run(folder: Path) -> Source:
         unreported=() if found.accounts else unreported(rounds),
         truth=_truth(raw) if complete else {},
         phi=_phi(raw) if complete else {},
-        corruption=corruption,
+        corruption=found.config.corruption,
         book=book,
         checks=tuple(lines),
         changed=changed,
@@ -364,6 +365,13 @@ def _of_run(folder: Path) -> Source:
         accounts=found.accounts,
         unsettled=found.unsettled,
     )
+
+
+def _planted(folder: Path) -> Corruption:
+    """Return the faults that a ledger says were planted, though it does not verify: this only warns."""
+    with suppress(FedmeritError):
+        return config_of(snapshot(folder / LEDGER)).corruption
+    return Corruption()
 
 
 def _paid_elsewhere(book: LedgerFacts | None, config: Config | None = None) -> Iterator[str]:

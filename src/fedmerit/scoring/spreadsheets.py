@@ -97,7 +97,8 @@ def fail(path: Path, where: str, problem: str) -> NoReturn:
 _PLACE = r"(^|[;,|\t\r\n])"
 _FORMULA = r"[' ]*[=+\-@\uff1d\uff0b\uff0d\uff20]"
 _LIVE, _QUOTED = re.compile(rf"{_PLACE}(?={_FORMULA})"), re.compile(rf"{_PLACE}'(?={_FORMULA})")
-_PLAIN = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
+_NUMBER = r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?"
+_PLAIN = re.compile(rf"{_NUMBER}( {_NUMBER})*")
 
 
 def sheet_text(rows: Iterable[Iterable[Any]], delimiter: str = ",") -> str:

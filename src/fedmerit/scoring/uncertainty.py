@@ -181,8 +181,11 @@ def training_errors(scores: Scores) -> Vector | None:
 
 def error_of(scores: Scores) -> Vector | None:
     """Return the standard error of each score, test set and training together; None if it is unknown."""
+    if scores.stderr is None:
+        known = covariance_of(scores)
+        return None if known is None else np.asarray(np.sqrt(np.diag(known)), dtype=np.float64)
     training = training_errors(scores)
-    return scores.stderr if training is None or scores.stderr is None else np.hypot(scores.stderr, training)
+    return scores.stderr if training is None else np.hypot(scores.stderr, training)
 
 
 def covariance_of(scores: Scores) -> Matrix | None:
