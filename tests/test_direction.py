@@ -1,5 +1,6 @@
 """The direction of a round: finite differences, formulas, blocks, users' utilities, refusals."""
 
+import itertools
 import os
 import sys
 
@@ -350,6 +351,58 @@ def test_a_coordinate_without_a_gradient_is_named_never_zero(kind):
         direction(model, m0, m, x, y, "brier")
     assert e.value.coordinate == "extra"
     assert missing_gradient(model, x, y, "brier").coordinate == "extra"
+
+
+ORDERS = torch.tensor(list(itertools.permutations([1.0, 1e-9, -1.0])))
+
+
+class Kinked(nn.Module):
+    """Its units have the activation 1e-9, which float32 rounds to 0 in some order of summation."""
+
+    def __init__(self, kind="plain"):
+        super().__init__()
+        self.units, self.head, self.kind = nn.Linear(3, 6, bias=False), nn.Linear(6, 3), kind
+        self.units.weight.data = ORDERS.clone()
+        self.register_buffer("turned", torch.eye(3), persistent=False)
+        self.loose = torch.eye(3)
+
+    def forward(self, x):
+        if self.kind == "cast":
+            x = x.float().to(torch.float32).type(torch.float32).to(dtype=torch.float32)
+        elif self.kind == "made":
+            x = torch.zeros(x.shape, device=x.device).addmm(x, torch.ones(3, 3, device=x.device) / 3)
+        elif self.kind == "buffer":
+            x = x @ self.turned
+        elif self.kind == "attribute":
+            x = x @ self.loose.to(x.device)
+        return self.head(torch.relu(self.units(x)))
+
+
+@pytest.mark.parametrize("kind", ["plain", "cast", "made", "buffer"])
+def test_activations_beside_a_kink_are_on_the_side_where_float64_sees_them(kind):
+    model = seeded(lambda: Kinked(kind))
+    vector, x, y = to_vector(model), np.ones((24, 3), np.float32), np.arange(24) % 3
+    found = whole(direction(model, vector, vector, x, y, "brier"))[:18].reshape(6, 3)
+    copy = seeded(Kinked).cpu().double()
+    copy.units.weight.data = torch.full((6, 3), 1 / 3, dtype=torch.float64)  # far from the kink, all active
+    hidden = copy.units(torch.ones(24, 3).double()) * 3e-9
+    UTILITIES["brier"].of_logits(copy.head(torch.relu(hidden)), torch.as_tensor(y)).mean().backward()
+    np.testing.assert_allclose(found, copy.units.weight.grad / 3e-9, rtol=1e-5)
+    assert not missing_gradient(model, x, y, "brier")
+    assert model.units.weight.dtype == model.turned.dtype == torch.float32
+
+
+def test_a_network_that_fails_in_float64_has_no_direction():
+    model, x, y = seeded(lambda: Kinked("attribute")), np.ones((24, 3), np.float32), np.arange(24) % 3
+    assert set(evaluate(model, x, y, [resolve("brier")])) == {"brier"}
+    with pytest.raises(NoGradient) as e:
+        direction(model, to_vector(model), to_vector(model), x, y, "brier")
+    assert e.value.utility == missing_gradient(model, x, y, "brier").utility == "brier"
+
+
+def test_blocks_are_float32_and_take_half_the_memory():
+    model = seeded(Normed)
+    assert direction(model, *moved(model), *pool(), "brier").blocks.dtype == torch.float32
 
 
 def test_counters_are_no_coordinates():

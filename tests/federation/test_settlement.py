@@ -886,22 +886,17 @@ def geometry(noise, *, coordinates=100_000, members=9, cosine=0.0016):
     return u, own, words, scale_of([float(np.abs(u).sum())])
 
 
-def test_two_machines_agree_on_a_direction_and_the_tolerance_is_that_of_kinks():
+@pytest.mark.parametrize(
+    ("share", "good"), [(0, True), (3e-7, True), (5e-6, True), (2e-5, False), (1e-3, False)]
+)
+def test_two_machines_agree_on_a_direction_within_one_tolerance(share, good):
     u, *_, scale = geometry(0)
     encoding, rng = Encoding(u.size, 9, 4.0), np.random.default_rng(2)
     e = rng.normal(size=u.size) * np.linalg.norm(u) / np.sqrt(u.size)
-    for samples in (50, 500, 5000):
-        for share, good in (
-            (0, True),
-            (3e-7, True),
-            (1.6e-4 / np.sqrt(samples), True),
-            (2e-3 / np.sqrt(samples), False),
-        ):
-            other = integers(u + share * e, scale, encoding)
-            assert (differs(other, u, scale, encoding, samples) == "") == good
+    assert (differs(integers(u + share * e, scale, encoding), u, scale, encoding) == "") == good
 
 
-@pytest.mark.parametrize(("noise", "most"), [(0, 0.005), (3, 0.015), (20, 0.08)])
+@pytest.mark.parametrize(("noise", "most"), [(0, 0.001), (3, 0.003), (20, 0.015)])
 def test_a_direction_tilted_towards_a_noisy_friend_moves_hardly_any_of_the_gain(noise, most):
     u, own, words, scale = geometry(noise)
     encoding = Encoding(u.size, 9, 4.0)
@@ -909,7 +904,7 @@ def test_a_direction_tilted_towards_a_noisy_friend_moves_hardly_any_of_the_gain(
     true, best = integers(u, scale, encoding), 0.0
     for tilt in np.geomspace(1e-7, 1e-2, 60):
         g = integers(u + tilt * friend, scale, encoding)
-        if not differs(g, u, scale, encoding, 500):
+        if not differs(g, u, scale, encoding):
             best = max(best, float(own[-1] @ (g - true.astype(float))) / float(words @ true))
     assert 0 < best < most
 

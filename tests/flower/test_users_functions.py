@@ -1,5 +1,7 @@
 """What users write themselves, value, gradient and training: mistakes are found, and the message helps."""
 
+import itertools
+
 import numpy as np
 import pytest
 from federation_in import NAMES, NODES
@@ -164,6 +166,23 @@ def test_images_with_their_channels_first_are_measured_as_those_with_channels_la
     assert ours[0] == theirs[0]
     for name, part in ours[1].items():
         np.testing.assert_array_equal(part, theirs[1][name])
+
+
+def kinked():
+    """Units with the activation 1e-9, which float32 rounds to 0 in some order of summation."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(3, 6, bias=False), nn.ReLU(), nn.Linear(6, 4))
+    made[0].weight.data = torch.tensor(list(itertools.permutations([1.0, 1e-9, -1.0])))
+    return made
+
+
+def test_gradients_are_computed_in_float64():
+    arrays, test = ArrayRecord(kinked().state_dict()), Samples(np.ones((8, 3), np.float32), np.arange(8) % 4)
+    _, found = fedmerit.flower.torch_scoring(kinked, "brier").gradient(arrays, test)
+    assert found["0.weight"].all()
 
 
 def test_images_that_seem_to_have_their_channels_first_are_refused_unless_told(home):

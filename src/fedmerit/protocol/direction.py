@@ -36,8 +36,11 @@ POINTS: Final = (3, 7)
 REST: Final = 0.02
 """The largest rest, as a share of the gain, at which the first points are enough."""
 LARGEST: Final = 2**31 - 1
-KINK: Final = 1e-3
-"""How far apart two machines may find the direction of one test sample, as a share of its length."""
+TOLERANCE: Final = 1e-5
+"""How far apart two machines may find a direction, as a share of its length.
+
+Those of networks that compute in float64 are at least ten times closer (``benchmarks/gradients.py``).
+"""
 OFF_GAIN: Final = 0.01
 """How far the products of all rounds may be from what they stand for, as a share of the gain."""
 ROUNDING: Final = 1.0
@@ -239,29 +242,12 @@ def integers(values: npt.NDArray[np.float64], scale: float, encoding: Encoding) 
     return direction
 
 
-def tolerance(samples: int) -> float:
-    """Return how far apart two machines may find a direction, as a share of its length.
-
-    In float32 they differ by some 3e-7. Where an activation is so close to a kink of the network (of a ReLU,
-    or between two inputs of a maximum) that they see it on different sides, CPUs with other instruction sets
-    differ by up to 1e-5 on 500 test samples in a CNN, and 4e-5 in a ResNet-18. The fewer samples, the more
-    one of them counts. Other kernels and batch sizes than the library's can differ by more
-    (``benchmarks/gradients.py``).
-
-    >>> tolerance(400)
-    5e-05
-    """
-    return KINK / math.sqrt(samples)
-
-
-def differs(
-    direction: Direction, values: npt.NDArray[np.float64], scale: float, encoding: Encoding, samples: int
-) -> str:
+def differs(direction: Direction, values: npt.NDArray[np.float64], scale: float, encoding: Encoding) -> str:
     r"""Return why a direction is not the one that follows from these own numbers; empty text if it is.
 
     With v = u / s of this machine, the direction may lie further from v than the nearest integers do by
 
-    .. math:: |g - v|^2 - |\mathrm{round}(v) - v|^2 \le (\tau |v|)^2, \qquad \tau = \mathtt{tolerance}(m).
+    .. math:: |g - v|^2 - |\mathrm{round}(v) - v|^2 \le (\tau |v|)^2, \qquad \tau = \mathtt{TOLERANCE}.
 
     If another machine finds v + e, then |e|^2 is what rounding its numbers costs on the average. Whatever
     integers a server chooses within this, they move a member's product by no more than about
@@ -271,16 +257,16 @@ def differs(
         return f"expected {encoding.words} integers of 32 bits, got {direction.dtype} {direction.shape}"
     if direction[encoding.length :].any():
         return "it is not 0 at the word of the secret weight"
-    most, excess, size = tolerance(samples), 0.0, 0.0
+    excess, size = 0.0, 0.0
     for start in range(0, encoding.length, BLOCK):
         own = values[start : start + BLOCK] / scale
         off, least = direction[start : start + own.size] - own, np.rint(own) - own
         excess += float(np.dot(off, off) - np.dot(least, least))
         size += float(np.dot(own, own))
-    if excess <= most**2 * size + ROUNDING:
+    if excess <= TOLERANCE**2 * size + ROUNDING:
         return ""
     far = math.sqrt(excess / size) if size else math.inf
-    return f"it is {far:.2g} of its length away from the gradient, expected at most {most:.2g}"
+    return f"it is {far:.2g} of its length away from the gradient, expected at most {TOLERANCE:.2g}"
 
 
 def direction_hash(direction: Direction) -> str:

@@ -586,7 +586,7 @@ class _Recomputed:
         """Yield what is wrong with the manifest, in words."""
         entry, slopes, rest = self.entry, self.slopes, self.rest
         values = as_units(slopes, self.manifest.blocks, entry.step, entry.weight)
-        if problem := differs(self.g, values, self.manifest.scale, self.encoding, sum(self.manifest.blocks)):
+        if problem := differs(self.g, values, self.manifest.scale, self.encoding):
             yield problem
         size = float(np.abs(values).sum())
         if not abs(size - entry.size) <= NEAR * size:  # the scale follows from this

@@ -8,6 +8,10 @@ Gauss-Legendre sum over three points of the path, or seven where three are too f
 blocks of about equal size, each with as many samples of every class as the others; the gradient of each block
 gives standard errors, and all of them together give the gradient of the whole.
 
+Networks compute in float64 here. In float32, machines see activations near a kink (of a ReLU, or between two
+inputs of a maximum) on different sides, and their directions differ by up to 1e-4 of their length; in float64
+by some 1e-8 (``benchmarks/gradients.py``). The sums by block are float32, which takes half the memory.
+
 The vector of a model holds floating-point buffers too (see :mod:`fedmerit.simulation.models`), so they are
 coordinates of the gradient. In evaluation mode, BatchNorm is an affine map whose slope and offset follow from
 its running statistics; it is written so here, because PyTorch's own kernels give these no gradient.
@@ -47,7 +51,6 @@ from fedmerit.simulation.utilities import (
     check_range,
     device_of,
     evaluation,
-    float32,
     record,
     resolve,
 )
@@ -147,7 +150,7 @@ def direction(
     .. math:: \bar g \approx \sum_k w_k \nabla v(M_0 + t_k (M - M_0))
 
     with Gauss-Legendre points :math:`t_k`. The first number of points is used if they leave a rest of at most
-    ``tolerance`` times the gain, otherwise the second. Everything is in float32 and evaluation mode.
+    ``tolerance`` times the gain, otherwise the second. The network computes in float64 and evaluation mode.
 
     Args:
         model: gives architecture and device; its weights are not changed, its mode is restored.
@@ -278,6 +281,11 @@ class _Path:
         self.start = self._vector(m0, "M0")
         self.move = self._vector(m, "M") - self.start
         self.shapes = {name: value.shape for name, value in state(model).items()}
+        self.fixed = {
+            name: buffer.double()
+            for name, buffer in model.named_buffers()
+            if buffer.is_floating_point() and name not in self.shapes
+        }
         if utility.whole:
             raise no_gradient(utility, " (it is a metric of the whole test set)")
         self.labels = check_for([utility], y, len(x))
@@ -290,10 +298,11 @@ class _Path:
         classes, per_image = 0, 0
         if utility.of_logits is not None:
             classes, per_image = try_forward(model, self.images[:1], self.labels[:1], [utility])
+            per_image *= 2  # float64
         if utility.of == "classes":
             check_range(self.labels, classes)
         if utility.balanced:
-            self.weights = balance(self.labels, classes).float()
+            self.weights = balance(self.labels, classes)
         self.batch = batch_size or self._batch(per_image)
         if utility.function is not None:  # it sees all samples at once
             self.batch = len(self.labels)
@@ -317,7 +326,7 @@ class _Path:
         vector, length = as_tensor(values), state_length(self.model)
         if vector.shape != (length,):
             raise InputError(f"{what} must have {length} values like the model, got {tuple(vector.shape)}")
-        vector = vector.to(self.device, torch.float32)
+        vector = vector.to(self.device, torch.float64)
         if not bool(vector.isfinite().all()):
             raise InputError(f"{what} is not finite")
         return vector
@@ -332,11 +341,20 @@ class _Path:
 
     def value(self, t: float) -> float:
         """Return v at a point of the path."""
-        with torch.no_grad():
-            at = self._tensors(self.start + t * self.move)
-            total = torch.zeros((), dtype=torch.float64, device=self.device)
-            for part in self._parts(slice(0, len(self.order))):
-                total += self._utility(at, part).double().sum()
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        try:
+            with torch.no_grad():
+                at = self._tensors(self.start + t * self.move)
+                for part in self._parts(slice(0, len(self.order))):
+                    total += self._utility(at, part).sum()
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # in float32, it worked before
+            raise NoGradient(
+                f"the network fails in float64, in which directions are computed ({error!s:.200}): let it "
+                "compute in the type of its input and its parameters, or score by reports (alpha)",
+                utility=self.utility.name,
+            ) from error
         found = float(total) / len(self.order)
         if not np.isfinite(found):
             raise ReportError(f"utility {self.utility.name!r} is not finite: the model diverged")
@@ -432,7 +450,11 @@ class _Path:
         yield from torch.split(self.order[block], self.batch)
 
     def _utility(self, at: dict[str, Tensor], part: Tensor) -> Tensor:
-        """Return the utility of these samples for the model with these tensors."""
+        """Return the utility of these samples for the model with these tensors, in float64."""
+        with _Float64():
+            return self._measured(at | self.fixed, part)
+
+    def _measured(self, at: dict[str, Tensor], part: Tensor) -> Tensor:
         images, labels = prepare(self.images[part], self.device), self.labels[part]
         if self.utility.function is not None:
             inside = {f"model.{name}": tensor for name, tensor in at.items()}
@@ -526,31 +548,38 @@ def _whole(blocks: Tensor, sizes: Sequence[int]) -> Tensor:
 
 @contextlib.contextmanager
 def _setting(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, full float32, no autocast, and running statistics that have gradients."""
+    """Evaluation mode, no autocast."""
     device = device_of(model)
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     with contextlib.ExitStack() as stack:
         stack.enter_context(evaluation(model, gradient=True))
-        stack.enter_context(float32())
         stack.enter_context(torch.autocast(device.type, enabled=False))
         if recurrent and device.type == "cuda":  # cuDNN has their gradients in training mode only
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        stack.enter_context(_RunningStatistics())
         yield
 
 
-class _RunningStatistics(TorchFunctionMode):
-    """Normalise by running statistics with differentiable operations, also where a user's module does it."""
+class _Float64(TorchFunctionMode):
+    """Read float32 as float64, and normalise by running statistics with differentiable operations.
+
+    Both also where a user's module asks for it.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if func in _NORMALISE:
-            given = inspect.signature(func).bind(*args, **(kwargs or {}))
+        args = [torch.float64 if one is torch.float32 else one for one in args]
+        kwargs = {k: torch.float64 if one is torch.float32 else one for k, one in (kwargs or {}).items()}
+        if func is Tensor.float:
+            func = Tensor.double
+        elif func in (torch.zeros, torch.ones):
+            kwargs.setdefault("dtype", torch.float64)
+        elif func in _NORMALISE:
+            given = inspect.signature(func).bind(*args, **kwargs)
             given.apply_defaults()
             if not given.arguments[_NORMALISE[func]]:
                 return _affine(given.arguments)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 _NORMALISE = {F.batch_norm: "training", F.instance_norm: "use_input_stats"}

@@ -200,7 +200,7 @@ def _recomputed(
         if gradient is not None:
             slopes, _, _ = slopes_of(gradient, one.m0, one.m, shown, blocks, entry.points)
             values = as_units(slopes, manifest.blocks, entry.step, entry.weight)
-            if problem := differs(g, values, manifest.scale, one.encoding, len(shown.y)):
+            if problem := differs(g, values, manifest.scale, one.encoding):
                 raise LedgerError(f"round {entry.round}: {problem}")
     yield Note("archive", rounds=len(manifest.rounds))
     yield Note("archive-gradient" if gradient else "archive-no-gradient")
