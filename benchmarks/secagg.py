@@ -229,11 +229,13 @@ def main() -> int:
     peak = peak_vectors(full)
     wide = peak_vectors(full, word_bytes=8)
     main_row = next(row for row in rows if row["members"] == 9 and row["parameters"] == full)
+    eight["times_as_long_as_four"] = eight["cpu_seconds"] / main_row["cpu_seconds"]
     if "flower_seconds" in main_row:
         eight["times_faster"] = main_row["flower_seconds"] / eight["seconds"]
     print(f"9 members, 2 lost while masking: {lost:.2f} s")
     print(
         f"9 members, words of 8 bytes: {eight['seconds']:.2f} s, "
+        f"{eight['times_as_long_as_four']:.1f} times as long as with 4, "
         + (f"{eight['times_faster']:.1f} times as fast as SecAgg+, " if "times_faster" in eight else "")
         + f"{wide['member']} vectors a member, "
         f"{wide['server']} at the server, {wide['bytes_per_parameter']:.4f} bytes a parameter"
@@ -247,10 +249,10 @@ def main() -> int:
         "error of the mean below 1e-8 of the bound": main_row["error"] < 1e-8,
         "about three vectors a member": peak["member"] < 3.2,
         "the same mean with words of 8 bytes": same,
+        "8 bytes a parameter then": 8 <= wide["bytes_per_parameter"] < 8.01,
     }
     if "times_faster" in main_row:  # nothing can be said of it where SecAgg+ was not run
         promises["at least 4 times faster than SecAgg+"] = main_row["times_faster"] >= 4
-        promises["at least 2 times faster with words of 8 bytes"] = eight["times_faster"] >= 2
     for promise, kept in promises.items():
         print(f"{'kept  ' if kept else 'BROKEN'} {promise}")
     report = {

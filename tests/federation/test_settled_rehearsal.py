@@ -162,7 +162,7 @@ def whole(tmp_path_factory):
     return integers(folder)
 
 
-def test_masks_and_words_of_six_bytes_change_no_integer(tmp_path, whole):
+def test_masks_and_words_of_eight_bytes_change_no_integer(tmp_path, whole):
     for place, more in enumerate([(MASKED,), ("settlement.naming=true",)]):
         run(settled(*more), tmp_path / str(place))
         assert integers(tmp_path / str(place)) == whole

@@ -9,8 +9,9 @@ blocks of about equal size, each with as many samples of every class as the othe
 gives standard errors, and all of them together give the gradient of the whole.
 
 Networks compute in float64 here. In float32, machines see activations near a kink (of a ReLU, or between two
-inputs of a maximum) on different sides, and their directions differ by up to 1e-4 of their length; in float64
-by some 1e-8 (``benchmarks/gradients.py``). The sums by block are float32, which takes half the memory.
+inputs of a maximum) on different sides, and their directions differ by up to 3e-4 of their length; in float64
+by 1e-7, most of which is the rounding of the sums by block: these are float32, which takes half the memory
+(``benchmarks/gradients.py``).
 
 The vector of a model holds floating-point buffers too (see :mod:`fedmerit.simulation.models`), so they are
 coordinates of the gradient. In evaluation mode, BatchNorm is an affine map whose slope and offset follow from
