@@ -20,6 +20,7 @@ from fedmerit.simulation.direction import PathGradients, direction
 from fedmerit.simulation.run import Rehearsal, run
 from fedmerit.simulation.setup import prepare
 from fedmerit.simulation.transport import Keeping
+from fedmerit.simulation.utilities import resolve
 from fedmerit.storage.archive import FolderArchive
 from fedmerit.storage.run_folder import Folder
 from fedmerit.verify import verify_folder
@@ -144,7 +145,7 @@ def test_no_more_gradients_are_kept_than_asked_for():
 def test_what_is_not_finite_is_an_error_of_the_settlement():
     federation = prepare(settled(PLAIN, "model.name=mlp"))
     shown = federation.pool.settlement()
-    paths = PathGradients(federation.network, federation.utilities[0])
+    paths = PathGradients(federation.network, resolve("neg-loss"))
     with raises(SettlementError, code="not-finite"):
         paths(
             federation.first,
