@@ -43,14 +43,6 @@ Code = Literal[
     "unchecked",
     "whole",
     "chance",
-    "strays",
-    "lower-is-better",
-    "fell",
-    "lower-rose",
-    "renormalised",
-    "unchecked",
-    "whole",
-    "chance",
 ]
 
 _LOWER = frozenset({
