@@ -368,8 +368,8 @@ def swapped_member(rounds: Sequence[Reports]) -> str | None:
     .. math:: \sum_j \alpha_t(j) - g_t + g_t - 2 \alpha_t(i)
 
     It is suspected if this leaves less than ``BETTER`` of the sum of all misfits, and less than ``BETTER`` of
-    what swapping any other member's columns leaves, over at least ``ROUNDS`` rounds. None of the 992 honest
-    runs in experiments/results raises this suspicion.
+    what swapping any other member's columns leaves, over at least ``ROUNDS`` rounds. No honest run in
+    experiments/results raises this suspicion, in any utility; docs/choosing.md says how much that shows.
     """
     if len(rounds) < ROUNDS:
         return None
