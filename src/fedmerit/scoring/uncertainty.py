@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import InputError, ReportError
+from fedmerit.notes import code_of
 from fedmerit.scoring.sampling import pair_freedom
 from fedmerit.scoring.types import RoundScatter, Scores, Vector, rounding
 from fedmerit.scoring.validate import A_NUMBER, LARGEST, floats, in_order_of_both, level_of, number, whole
@@ -117,6 +118,8 @@ def _student(*freedoms: int | None) -> Quantile:
 
 # ------------------------------------------------------------------------------------------------ training
 
+ADDED_UP = ("bound-unnamed", "bound-shared", "bound-blocks")
+"""Codes of notes that standard errors are an upper bound, added up over rounds."""
 TRAINING = 1.2
 """The error of one training, in standard errors of the test set, where the rounds do not show a larger one.
 Measured over trainings of the same members on the same test set: 1.42 and 1.14 for the paper's network, 1.66
@@ -202,12 +205,18 @@ def gain_error(scores: Scores) -> float | None:
     with the covariance C that the test set leaves; without one, the members' errors count as uncorrelated.
     The contributions add up to the gain, so the test set leaves their error in it. In trainings that were
     repeated, it varied about as much as the score of one member: what one gains by luck, others lose.
+
+    Errors that are only an upper bound, the sum of those of R rounds, would call too many gains chance: they
+    count as if rounds were independent, 1 / sqrt(R) of it.
     """
-    training, known = training_errors(scores), scores.covariance
-    if scores.stderr is None or training is None:
+    stderr, known = scores.stderr, scores.covariance
+    if stderr is None or scores.training is None:
         return None
-    test = math.fsum(scores.stderr**2) if known is None else max(0.0, float(known.sum()))
-    return math.sqrt(test + float(np.median(training)) ** 2)
+    if any(code_of(note) in ADDED_UP for note in scores.notes):
+        stderr = stderr / math.sqrt(scores.rounds)
+    training = float(np.median(np.maximum(TRAINING * stderr, scores.training.scatter)))
+    test = math.fsum(stderr**2) if known is None else max(0.0, float(known.sum()))
+    return math.sqrt(test + training**2)
 
 
 def _of_training(scores: Scores) -> int | None:
