@@ -342,17 +342,20 @@ def test_a_limit_on_stated_errors_would_refuse_an_honest_run(monkeypatch, honest
 @pytest.mark.long
 def test_honest_runs_on_real_images_are_paid_though_somebody_is_silent(honest_runs):
     """One member, in every round or in some; saboteurs among them, whose silence flatters the others."""
-    chance, caught, runs = np.random.default_rng(1), 0, 0
+    chance, caught, runs, at_chance = np.random.default_rng(1), 0, 0, 0
     for utility, rounds in honest_runs:
         if utility != "expected-accuracy":
             continue
         name = chance.choice(rounds[0].clients)
         always = [drop(one, name) for one in rounds]
         at_times = [drop(one, name) if chance.random() < 0.3 else one for one in rounds]
-        assert not any(one.gross for one in (*doubts(always), *doubts(at_times)))
+        codes = {one.code for one in (*doubts(always), *doubts(at_times)) if one.gross}
+        assert codes <= {"chance"}  # some of these runs gained nothing that a second training would confirm
+        at_chance += bool(codes)
         runs += 1
         caught += any(one.gross for one in doubts([turned(one) for one in always]))
     assert caught > 0.85 * runs
+    assert at_chance < 0.05 * runs
 
 
 # ------------------------------------------------------------------------------------ lower is better

@@ -135,7 +135,8 @@ def scores(gain, stderr, **more):
     ("total", "code"),
     [
         (scores(1.0, [0.1, 0.1], training=RoundScatter()), None),
-        (scores(0.3, [0.1, 0.1], training=RoundScatter()), "chance"),  # 2 * 0.1 * sqrt(2 + 1.44) = 0.37
+        (scores(0.3, [0.1, 0.1], training=RoundScatter()), None),  # 2 * 0.1 < 0.3
+        (scores(0.19, [0.1, 0.1], training=RoundScatter()), "chance"),
         (scores(-1.0, [0.1, 0.1], training=RoundScatter()), "chance"),
         (scores(1.0, [0.1, 0.1], training=RoundScatter(0.5, 4)), "chance"),
         (scores(0.3, [0.1, 0.1]), None),  # nothing is known about training

@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import InputError, ReportError
-from fedmerit.notes import code_of
 from fedmerit.scoring.sampling import pair_freedom
 from fedmerit.scoring.types import RoundScatter, Scores, Vector, rounding
 from fedmerit.scoring.validate import A_NUMBER, LARGEST, floats, in_order_of_both, level_of, number, whole
@@ -118,8 +117,6 @@ def _student(*freedoms: int | None) -> Quantile:
 
 # ------------------------------------------------------------------------------------------------ training
 
-ADDED_UP = ("bound-unnamed", "bound-shared", "bound-blocks")
-"""Codes of notes that standard errors are an upper bound, added up over rounds."""
 TRAINING = 1.2
 """The error of one training, in standard errors of the test set, where the rounds do not show a larger one.
 Measured over trainings of the same members on the same test set: 1.42 and 1.14 for the paper's network, 1.66
@@ -198,25 +195,21 @@ def covariance_of(scores: Scores) -> Matrix | None:
 
 
 def gain_error(scores: Scores) -> float | None:
-    r"""Return the standard error of the gain, test set and training together; None if it is unknown.
+    r"""Return the standard error of the gain; None if it is unknown.
 
     .. math:: \sqrt{\mathbf 1^\top C \mathbf 1 + \operatorname{median}_i T_i^2}
 
-    with the covariance C that the test set leaves; without one, the members' errors count as uncorrelated.
-    The contributions add up to the gain, so the test set leaves their error in it. In trainings that were
-    repeated, it varied about as much as the score of one member: what one gains by luck, others lose.
-
-    Errors that are only an upper bound, the sum of those of R rounds, would call too many gains chance: they
-    count as if rounds were independent, 1 / sqrt(R) of it.
+    with the covariance C that the test set leaves: contributions add up to the gain, so it has their error.
+    In trainings that were repeated, the gain varied about as much as the score of one member: what one gains
+    by luck, others lose. Without a covariance, errors of members do not tell that of their sum: the median
+    member's, or what rounds scatter if that is more, counts alone.
     """
-    stderr, known = scores.stderr, scores.covariance
-    if stderr is None or scores.training is None:
+    known, training = scores.covariance, training_errors(scores)
+    if scores.stderr is None or scores.training is None or training is None:
         return None
-    if any(code_of(note) in ADDED_UP for note in scores.notes):
-        stderr = stderr / math.sqrt(scores.rounds)
-    training = float(np.median(np.maximum(TRAINING * stderr, scores.training.scatter)))
-    test = math.fsum(stderr**2) if known is None else max(0.0, float(known.sum()))
-    return math.sqrt(test + training**2)
+    if known is None:
+        return max(scores.training.scatter, float(np.median(scores.stderr)))
+    return math.sqrt(max(0.0, float(known.sum())) + float(np.median(training)) ** 2)
 
 
 def _of_training(scores: Scores) -> int | None:
