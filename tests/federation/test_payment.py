@@ -328,6 +328,19 @@ def test_nobody_moves_money_by_stating_a_larger_error(times):
         assert [*shares(scored(raw, stated)).values()] == pytest.approx([x / sum(raw) for x in raw])
 
 
+def test_a_false_error_does_not_pay_a_member_who_does_harm_at_the_fence():
+    """Without anybody's errors it would get 7.9 %. Its equal part hangs on its own error: that it can get."""
+    raw = [0.9, 0.1, 0.05, -0.3, -0.3, 0.02]
+    true, false = scored(raw, 0.03), scored(raw, [0.03] * 4 + [1e9, 0.03])
+    assert shares(false, rule="fenced") == shares(true, rule="fenced")
+    assert shares(true, rule="fenced")["m4"] == 0
+    assert shares(scored(raw), rule="fenced")["m4"] == pytest.approx(0.0793, abs=1e-4)
+    raw = [0.24, 0.21, 0.18, 0.16, 0.13, -0.15]
+    for last, gained in ((0.03, 0), (1e9, 0.5 / 6)):
+        found = shares(scored(raw, [0.03] * 5 + [last]), rule="fenced", equal=0.5)
+        assert found["m5"] == pytest.approx(gained)
+
+
 def test_nobody_moves_money_by_splitting():
     """The best of six: 24.4 % as one, and 29.8 % as three once their errors counted in a common factor."""
     raw = [0.244, 0.2, 0.18, 0.16, 0.13, 0.086]

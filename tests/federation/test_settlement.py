@@ -764,16 +764,16 @@ def test_parts_of_blocks_that_do_not_add_up_are_said(tmp_path):
     stating(federation, shift)
     federation.run()
     found = federation.coordinator.settled
-    assert [one.round for one in found.odd_parts] == [2]
+    assert found.odd_parts == {2: ()}
     said = [line for line in verify_folder(federation.folder) if line.code == "settlement-parts"]
     assert [line.values for line in said] == [{"round": 2, "clients": federation.names}]
     assert found.holding == 3
 
 
 @pytest.mark.parametrize("rule", ["fenced", "fair"])
-@pytest.mark.parametrize("forged", [0.003, 0.03, 1e8])
-def test_forged_parts_of_blocks_give_no_errors_and_move_no_money(tmp_path, rule, forged):
-    """Whoever states them is not named, so nobody's errors count; what is paid does not follow from them."""
+@pytest.mark.parametrize("forged", [0.003, 0.03])
+def test_parts_shifted_between_blocks_change_no_other_error_and_no_share(tmp_path, rule, forged):
+    """Whoever states them is not known, but only its own error is false; shares by score stay."""
 
     def paid(home, more):
         federation = settled(home)
@@ -784,15 +784,56 @@ def test_forged_parts_of_blocks_give_no_errors_and_move_no_money(tmp_path, rule,
 
         stating(federation, shift)
         federation.run()
-        found = federation.coordinator.settled
-        assert (found.scores(federation.names).stderr is None) == bool(more)
         total = accounts(federation)[-1].scores()
-        assert (total.stderr is None) == ("no-errors" in map(code_of, total.notes)) == bool(more)
+        assert ("false-parts" in map(code_of, total.notes)) == bool(more)
+        errors.append(dict(zip(total.clients, total.stderr.tolist(), strict=True)))
         terms = Terms("1000.00", federation.config.scoring.utilities[0], rule=rule, score="PHI")
         return record_decision(federation.folder, terms)[0].shares
 
+    errors = []
     honest, lied = paid(tmp_path / "honest", 0.0), paid(tmp_path / "lied", forged)
     assert dict(honest) == dict(lied)
+    assert [name for name in errors[0] if errors[0][name] != errors[1][name]] == [LIAR]
+
+
+def twice(body, key):
+    """State twice the number, and parts of blocks that agree with it: masks prove the number."""
+    body["rounds"][key] = str(2 * int(body["rounds"][key]))
+    body["blocks"][key] = [f"{2 * float(part):.7g}" for part in body["blocks"][key]]
+
+
+def larger(body, key):
+    one, *others = map(float, body["blocks"][key])
+    body["blocks"][key] = [f"{part:.7g}" for part in (one + 0.03, *others)]
+
+
+def huge(body, key):
+    body["blocks"][key] = [f"{float(part) * 1e8:.7g}" for part in body["blocks"][key]]
+
+
+def none(body, key):
+    body["blocks"][key] = ["0"] * len(body["blocks"][key])
+
+
+@pytest.mark.parametrize("detail", ["rounds", "run"])
+@pytest.mark.parametrize("forge", [twice, larger, huge, none])
+def test_who_states_parts_that_contradict_its_number_spoils_nobodys_errors(tmp_path, honest, detail, forge):
+    """What the others leave in each block counts in place of its parts: that is what is true."""
+    federation = settled(tmp_path, settlement={"detail": detail, "naming": True})
+    key, true = ("2" if detail == "rounds" else "all"), honest(detail)
+    stating(federation, lambda body: forge(body, key))
+    federation.run()
+    found = federation.coordinator.settled
+    got, due = (one.scores(federation.names) for one in (found, true))
+    assert got.values.tolist() == due.values.tolist()
+    for stderr in (got.stderr, accounts(federation)[-1].scores().stderr):
+        assert stderr is not None
+        assert stderr == pytest.approx(due.stderr, rel=1e-3)
+    assert found.odd_parts == {None if detail == "run" else 2: (LIAR,)}
+    lines = [one for one in verify_folder(federation.folder) if one.code.startswith("settlement-parts")]
+    assert [(one.code.removesuffix("-run"), one.values["clients"]) for one in lines] == [
+        ("settlement-parts-false", (LIAR,))
+    ]
 
 
 @pytest.mark.parametrize("detail", ["rounds", "run"])
@@ -800,7 +841,7 @@ def test_forged_parts_of_blocks_give_no_errors_and_move_no_money(tmp_path, rule,
 def test_honest_parts_of_blocks_add_up_within_their_rounding(tmp_path, detail, scale):
     federation = settled(tmp_path, settlement={"detail": detail}, ledger=False).run()
     found = federation.coordinator.settled
-    assert found.odd_parts == []
+    assert found.odd_parts == {}
     off = {
         key: tuple(part + 1e-2 * scale for part in parts)
         for key, parts in found.statements[LIAR].blocks.items()

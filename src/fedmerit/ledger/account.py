@@ -95,6 +95,7 @@ class Account:
         final: whether nothing can change any more.
         countersigned: who countersigned the sums.
         threshold: how many countersignatures are needed.
+        doubtful: of whom one has a false standard error, as parts of blocks do not add up.
     """
 
     utility: str
@@ -111,6 +112,7 @@ class Account:
     final: bool = False
     countersigned: tuple[str, ...] = ()
     threshold: int = 0
+    doubtful: tuple[str, ...] = ()
 
     @property
     def gain(self) -> float:
@@ -213,6 +215,7 @@ class Account:
             missing=order(self.missing),
             unproved=order(self.unproved),
             countersigned=order(self.countersigned),
+            doubtful=order(self.doubtful),
         )
 
 
@@ -273,6 +276,7 @@ def total_of(accounts: Sequence[Account], missing: Missing = "zero") -> Scores:
         notes += [Note(code, client=name) for name in one.missing]
         code = "not-shown-final" if one.final else "not-shown"
         notes += [Note(code, client=name) for name in one.unproved]
+        notes += [Note("false-parts", clients=one.doubtful)] if one.doubtful else []
     if not all(one.sizes for one in accounts):
         notes.append(Note("no-errors"))
     parts = [one.scores for account in accounts for one in account.rounds]
@@ -404,5 +408,5 @@ def _account(found: Settled, config: Config) -> Account:
         manifest.utility, manifest.scale,
         values, blocks, manifest.blocks if found.has_errors else (),
         tuple(parts), tuple(lines), found.named, found.missing, found.unproved, found.closes, found.final,
-        threshold=config.threshold,
+        threshold=config.threshold, doubtful=found.doubtful,
     )  # fmt: skip

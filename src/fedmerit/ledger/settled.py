@@ -100,11 +100,15 @@ class Book:
             yield Note("settlement-none", why=words(f"unsettled.{self.why or 'unfinished'}"))
             return
         yield from about(self.settled, judged=judged)
-        for one in self.settled.odd_parts:
-            if one.round is None:
-                yield Note("settlement-parts-run", clients=one.participants)
-            else:
-                yield Note("settlement-parts", round=one.round, clients=one.participants)
+        for one in self.settled.equations:
+            if (forgers := self.settled.odd_parts.get(one.round)) is not None:
+                clients = forgers or one.participants
+                if one.round is None:
+                    code = "settlement-parts-false-run" if forgers else "settlement-parts-run"
+                    yield Note(code, clients=clients)
+                else:
+                    code = "settlement-parts-false" if forgers else "settlement-parts"
+                    yield Note(code, round=one.round, clients=clients)
         if self.settled.awaited and not self.settled.final:
             signed = len(self.windows.get(self.settled.closes or 0, ()))
             if signed < self.threshold:

@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedmerit.errors import MessageError
 from fedmerit.identity import SERVER, canonical, new_salt
@@ -156,6 +157,11 @@ class Equation:
     product: int
 
     @property
+    def key(self) -> str:
+        """Under what statements have it."""
+        return ALL if self.round is None else str(self.round)
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """The members in the sum who have not stated."""
         return tuple(n for n, value in zip(self.participants, self.stated, strict=True) if value is None)
@@ -285,35 +291,54 @@ class Settled:
         }
 
     @cached_property
-    def odd_parts(self) -> list[Equation]:
-        """The equations in which everybody stated, and the parts of the blocks do not add up."""
-        return [
-            one for one in self.equations if not (self.withheld or one.missing or self._parts_add_up(one))
-        ]
+    def odd_parts(self) -> dict[int | None, tuple[str, ...]]:
+        """By round in which everybody stated and the parts of the blocks do not add up: whose are false.
 
-    def _parts_add_up(self, equation: Equation) -> bool:
-        """Return whether the parts of every block add up to its part of the gain, as far as machines agree.
-
-        How far that is follows from the gain and from the median of the members' largest parts, so that who
-        states false ones does not make room for them.
+        Nobody's, as far as anybody can tell, if all of them agree with the integers of their authors.
         """
-        key = ALL if equation.round is None else str(equation.round)
+        whole_ones = [one for one in self.equations if not (self.withheld or one.missing)]
+        return {one.round: forgers for one in whole_ones if (forgers := self._forgers(one)) is not None}
+
+    @property
+    def doubtful(self) -> tuple[str, ...]:
+        """Everybody in a sum of which parts are false, and nothing says whose."""
+        odd = [one for one in self.equations if self.odd_parts.get(one.round) == ()]
+        return tuple(dict.fromkeys(name for one in odd for name in one.participants))
+
+    def _parts(self, equation: Equation) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return what everybody in a sum stated of every block, and what that must add up to."""
         entries = [entry.blocks for entry in self.manifest.rounds if equation.round in (None, entry.round)]
-        whole = np.sum(entries, axis=0)
-        parts = np.array([self.statements[name].blocks[key] for name in equation.participants])
+        stated = [self.statements[name].blocks[equation.key] for name in equation.participants]
+        return np.array(stated), np.sum(entries, axis=0)
+
+    def _forgers(self, equation: Equation) -> tuple[str, ...] | None:
+        r"""Return whose parts contradict its own integer; None if the parts of every block add up.
+
+        With m_b of the m test samples in block b, the parts of a member are false unless
+
+        .. math:: \sum_b \frac{m_b}{m} p_{ib} = s \Phi_i
+
+        as far as machines agree. How far that is follows from the gain and from the median of the members'
+        largest parts, so that who states false ones does not make room for them.
+        """
+        parts, whole = self._parts(equation)
         usual = len(parts) * float(np.median(np.abs(parts).max(axis=1)))
         most = BLOCKS_SLACK * (float(np.abs(whole).max()) + usual) + 1e-9
-        return bool((np.abs(parts.sum(axis=0) - whole) <= most).all())
+        if (np.abs(parts.sum(axis=0) - whole) <= most).all():
+            return None
+        own = np.average(parts, axis=1, weights=self.manifest.blocks)
+        due = [(self.counts(equation, name) or 0) * self.manifest.scale for name in equation.participants]
+        false = np.abs(own - due) > most
+        return tuple(name for name, odd in zip(equation.participants, false, strict=True) if odd)
 
     @property
     def has_errors(self) -> bool:
         """Whether the parts of the blocks give standard errors of the scores of the run.
 
-        Nobody's do where parts do not add up, nor where the settlement was closed without somebody's
-        statement, so that nobody can say whether they would.
+        Nobody's do where the settlement was closed without somebody's statement. Where parts do not add up,
+        everybody keeps its own, which no other member can change.
         """
-        unstated = self.final and not self.withheld and any(one.missing for one in self.equations)
-        return not self.odd_parts and not unstated
+        return not self.final or bool(self.withheld) or not any(one.missing for one in self.equations)
 
     def body(self) -> dict[str, Any]:
         """Return the record ``settled``."""
@@ -418,7 +443,8 @@ class Settled:
     def round_scores(self, entry: Entry) -> Scores:
         """Return everybody's score in a round. Needs detail "rounds"."""
         own = [self.counted(entry, name) for name in entry.participants]
-        parts = [self._blocks(entry, name) for name in entry.participants]
+        equation = self.equations[self.manifest.rounds.index(entry)]
+        parts = [self._blocks(equation, name) for name in entry.participants]
         return self._scores(entry.participants, own, parts)
 
     def scores(self, clients: Sequence[str]) -> Scores:
@@ -431,15 +457,17 @@ class Settled:
 
     def blocks(self, name: str) -> tuple[float, ...]:
         """Return a member's products with every block, over the run; 0 if it did not state."""
-        nothing = (0.0,) * len(self.manifest.blocks)
-        if self.detail == "run":
-            return self.statements[name].blocks.get(ALL, nothing) if name in self.statements else nothing
-        parts = [self._blocks(one, name) for one in self._of(name)]
-        return tuple(map(math.fsum, zip(*parts, strict=True))) if parts else nothing
+        parts = [self._blocks(one, name) for one in self.equations if name in one.participants]
+        return tuple(np.sum(parts, axis=0).tolist()) if parts else (0.0,) * len(self.manifest.blocks)
 
-    def _blocks(self, entry: Entry, name: str) -> tuple[float, ...]:
+    def _blocks(self, equation: Equation, name: str) -> tuple[float, ...]:
+        """Return a member's parts as stated; who stated false ones shares what the others leave."""
+        if name in (forgers := self.odd_parts.get(equation.round, ())):
+            parts, whole = self._parts(equation)
+            honest = [who not in forgers for who in equation.participants]
+            return tuple(((whole - parts[honest].sum(axis=0)) / len(forgers)).tolist())
         if name in self.statements:
-            return self.statements[name].blocks[str(entry.round)]
+            return self.statements[name].blocks[equation.key]
         return (0.0,) * len(self.manifest.blocks)
 
     def _scores(
