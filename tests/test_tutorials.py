@@ -60,7 +60,7 @@ def test_rehearse_consortium(tmp_path):
     statement = json.loads((ours / "first" / "statements" / "Dale.json").read_text())
     assert statement["rounds"]["away"] == [2]
     assert statement["absence"]["other_cents"] > statement["cents"]
-    assert f"{statement['cents'] / 100:,.2f} for Dale" in said
+    assert f"{statement['cents'] / 100:,.2f} EUR for Dale" in said
     heads = re.findall(r"^head: (\w{64})$", said, flags=re.MULTILINE)
     assert len(heads) == 3  # rewards, verify of the folder, verify of the copy
     assert len(set(heads)) == 1

@@ -85,7 +85,6 @@ away = {{Dale = [2]}}
 
 [scoring]
 utilities = ["expected-accuracy", "accuracy"]
-missing = "zero"
 """
 )
 

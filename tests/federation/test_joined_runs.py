@@ -209,10 +209,15 @@ def test_each_condition_has_its_refusal_with_both_folders(runs, tmp_path):
     refused("model", first, third, f"the model {m}, with which round 2 of {first} ended")
     empty = start(tmp_path / "empty", stop=0)
     refused("empty", empty.folder, second, "no round is closed", "leave it out")
-    for key, value in (("game", "renormalised"), ("missing", "own-mean"), ("visibility", "coordinator")):
-        settings = {"scoring": {"utilities": ["fit"], key: value}}
+    for section, key, value in (
+        ("scoring", "game", "renormalised"),
+        ("payment", "missing", "own-mean"),
+        ("scoring", "visibility", "coordinator"),
+    ):
+        settings = {"scoring": {"utilities": ["fit"]}}
+        settings[section] = {**settings.get(section, {}), key: value}
         other = start(tmp_path / key, model, run="1" * 32, settings=settings)
-        refused("scoring", first, other.folder, f"scoring.{key} = ", f"got {value!r}")
+        refused("scoring", first, other.folder, f"{section}.{key} = ", f"got {value!r}")
     other = start(tmp_path / "keys", model, run="1" * 32, seed=7)
     here = part_of(snapshot(first / "ledger.sqlite")).first["terms"]["roster"]
     refused("roster", first, other.folder, f"expected the roster {here}", "after None")
@@ -290,7 +295,7 @@ def test_a_decision_over_two_runs_is_recomputed_to_the_cent_only_with_both(runs)
     assert "payouts-unchecked" not in codes(both)
     assert any(f"({first})" in line and "2 rounds" in line for line in both)
     (paid,) = [line for line in both if code_of(line) == "payouts"]
-    assert f"{made.paid['client-1']:,.2f} for client-1" in paid
+    assert f"{made.paid['client-1']:,.2f} EUR for client-1" in paid
 
 
 def test_a_later_decision_replaces_it_and_three_runs_are_paid_in_the_last(runs):
@@ -446,7 +451,7 @@ def test_a_member_recomputes_its_share_from_its_own_copies_of_both_runs(closed):
     assert "payout" not in codes(alone)
     both = lines(mine, after=[before])
     (own,) = [line for line in both if code_of(line) == "payout"]
-    assert f"{made.paid['client-2']:,.2f} for client-2: share and cents follow" in own
+    assert f"{made.paid['client-2']:,.2f} EUR for client-2: share and cents follow" in own
     assert "payouts" in codes(lines(second, after=[first]))
     assert "payouts-unchecked" in codes(lines(second))
 
@@ -459,7 +464,7 @@ def test_a_member_finds_totals_that_its_share_does_not_follow_from(closed, key):
     with pytest.raises(LedgerError, match=rf"totals\.{key}: states"):
         lines(second, after=[first])
     if key == "positive":
-        with pytest.raises(LedgerError, match="share of client-2"):
+        with pytest.raises(LedgerError, match=r"fence\.positive|share of client-2"):
             lines(copy_of(second, "client-2"), after=[copy_of(first, "client-2")])
 
 

@@ -153,7 +153,7 @@ def test_a_changed_copy_accuses_no_ledger_and_hides_no_decision(whole, tmp_path,
     said = next(folder.glob("page*.html")).read_text()
     assert "does not verify" not in said
     assert "scores.csv beside the ledger was changed." in said
-    assert "Decision 1 is in force: it divides 10.00 by the rule “equal”" in said
+    assert "Decision 1 is in force: it divides 10.00 EUR by the rule “equal”" in said.replace("\xa0", " ")
     assert str(call("rewards", folder, "--budget", "9").exception).endswith(advice)
     (folder / "scores.csv").unlink()  # as advised
     assert call("page", folder).exit_code == 0

@@ -159,7 +159,7 @@ def test_the_table_of_payouts_is_there_before_any_script_runs(run_folder, writte
     tab = context.new_page()
     tab.goto(written.as_uri())
     facts = facts_of(run_folder)
-    expected = payouts(shares(accumulate(facts.source.rounds), facts.usual_rule), "10000.00")
+    expected = payouts(shares(accumulate(facts.source.rounds)), "10000.00")
     amounts = tab.locator("#payouts tbody td:nth-child(3)").all_text_contents()
     assert sorted(amounts) == sorted(f"{amount:,.2f}" for amount in expected.values())
     assert tab.locator("noscript").text_content()
