@@ -69,4 +69,4 @@ def test_rehearse_consortium(tmp_path):
     assert not any(name in board for name in total.clients)
     assert f"{statement['cents'] / 100:,.2f}</td>" in board
     for text in (board, (ours / "first" / "page-first.html").read_text(encoding="utf-8")):
-        assert "Decision 1 is in force: it divides 25,000.00 by the rule “fenced”" in text
+        assert "it divides 25,000.00 EUR by the rule “fenced”" in text.replace("\xa0", " ")
