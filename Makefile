@@ -24,7 +24,7 @@ test: $(READY) lint
 # What is slow by nature: kills, toy experiments, every field of every record, real deployments.
 test-long: $(READY)
 	$(BIN)/pytest -q -n 2 --dist worksteal -m "long and not alone"
-	$(BIN)/pytest -q -m alone
+	$(BIN)/pytest -q -n 2 --dist worksteal -m alone
 
 # The properties with examples that no run has tried before.
 explore: $(READY)
