@@ -451,7 +451,7 @@ def test_a_member_recomputes_its_share_from_its_own_copies_of_both_runs(closed):
     assert "payout" not in codes(alone)
     both = lines(mine, after=[before])
     (own,) = [line for line in both if code_of(line) == "payout"]
-    assert f"{made.paid['client-2']:,.2f} EUR for client-2: share and cents follow" in own
+    assert f"{made.paid['client-2']:,.2f} for client-2: share and cents follow" in own
     assert "payouts" in codes(lines(second, after=[first]))
     assert "payouts-unchecked" in codes(lines(second))
 
