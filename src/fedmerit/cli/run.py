@@ -548,7 +548,7 @@ class _Setup(NamedTuple):
 _GROUPS = "  # from scratch, with GroupNorm; the scripts: pretrained, with BatchNorm"
 _SETUPS = {
     PaperData.fashion_mini: _Setup(
-        "fashion-mini, which is shipped and not in the paper: about a minute on two CPU cores",
+        "fashion-mini, which is shipped and not in the paper: one to two minutes on two CPU cores",
         "test_size = 500",
         '"mlp"  # "cnn" as for CIFAR-10 takes many times as long',
         5,
