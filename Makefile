@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 # The page is looked at in a browser: Debian's, installed where that is possible; else those tests say why they skip.
 test: $(READY) lint
-	@command -v chromium >/dev/null || apt-get install -y -q chromium >/dev/null 2>&1 || true
+	@command -v chromium >/dev/null || (apt-get update -q && apt-get install -y -q chromium) >/dev/null 2>&1 || true
 	$(BIN)/pytest -q -n 2 --dist worksteal -m "not alone and not long"
 
 # What is slow by nature: kills, toy experiments, every field of every record, real deployments.

@@ -28,12 +28,15 @@ import torch
 from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "experiments")]
 
-from fedmerit.simulation.coalitions import Evaluator, retrain_tables  # noqa: E402
-from fedmerit.simulation.models import build, load_vector, prepare, to_vector  # noqa: E402
-from fedmerit.simulation.strategies import Effort  # noqa: E402
-from fedmerit.simulation.training import TrainingSettings, train, train_many  # noqa: E402
+from quick_coalitions import QuickEvaluator, retrained  # noqa: E402
+from side_by_side import train_many  # noqa: E402
+from strategies import Effort  # noqa: E402
+
+from fedmerit.simulation.analysis import Game  # noqa: E402
+from fedmerit.simulation.models import as_tensor, build, load_vector, prepare, to_vector  # noqa: E402
+from fedmerit.simulation.training import TrainingSettings, train  # noqa: E402
 
 UTILITIES = ["expected-accuracy", "accuracy", "brier"]
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -156,14 +159,23 @@ def plain_loop(
     return run
 
 
+def game(m0: np.ndarray, updates: np.ndarray, device: torch.device) -> Game:
+    """A round of members with equal weights."""
+    n = len(updates)
+    names = [str(i) for i in range(n)]
+    return Game(as_tensor(m0).to(device), as_tensor(updates).to(device), [1.0] * n, "additive", names)
+
+
 def tables(
     bench: Bench, model: nn.Module, test: Arrays, updates: np.ndarray, batches: dict[int, int], effort: Effort
-) -> tuple[dict[str, Any], Evaluator]:
+) -> tuple[dict[str, Any], QuickEvaluator]:
     """All coalitions of these updates against plain loops; ``batches``: batch size -> coalitions timed."""
     n, device, m0 = len(updates), bench.device, to_vector(model)
-    evaluator = Evaluator(model, *test, UTILITIES, effort="compile" if bench.small else effort)
-    _, first = evaluator.tables(m0, updates, [1.0] * n)
-    got, record = evaluator.tables(m0, updates, [1.0] * n)
+    evaluator = QuickEvaluator(model, *test, UTILITIES, effort="compile" if bench.small else effort)
+    evaluator.tables(game(m0, updates, device))
+    first = evaluator.record
+    got = evaluator.tables(game(m0, updates, device))
+    record = evaluator.record
     out: dict[str, Any] = {"coalitions": 1 << n, "seconds": round(record.seconds, 3)}
     out |= {"setup_seconds": round(first.setup_seconds, 1), "first_seconds": round(first.seconds, 3)}
     out["record"] = asdict(record)
@@ -214,11 +226,11 @@ def kernels(bench: Bench) -> dict[str, Any]:
     if bench.device.type != "cuda" or "cnn" not in bench.kept:
         return {"skipped": "needs a GPU"}
     _, start, updates, evaluator = bench.kept["cnn"]
-    game = evaluator.game(start, updates, [1.0] * len(updates))
+    round_ = game(start, updates, bench.device)
     masks = np.arange(16)
-    game.values(masks)
+    evaluator.values(round_, masks)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-        game.values(masks)
+        evaluator.values(round_, masks)
     rows = sorted(seen.key_averages(), key=lambda e: -e.self_device_time_total)[:12]
     return {e.key[:90]: f"{e.self_device_time_total / 16:.0f} us a coalition, {e.count} calls" for e in rows}
 
@@ -229,7 +241,8 @@ def coalitions_15(bench: Bench) -> dict[str, Any]:
         return {"skipped": "only in full runs on a GPU"}
     _, start, nine, evaluator = bench.kept["cnn"]
     mix = np.random.default_rng(3).dirichlet([1.0] * 9, 15).astype(np.float32) * 9 / 15
-    _, record = evaluator.tables(start, mix @ nine, [1.0] * 15)
+    evaluator.tables(game(start, mix @ nine, bench.device))
+    record = evaluator.record
     out: dict[str, Any] = {"seconds": round(record.seconds, 2), "method": record.method}
     for batch in (64, 1000):
         seconds = bench.results["coalitions_cnn"][f"loop batch {batch}"]["seconds"] * 64
@@ -277,10 +290,18 @@ def retraining(bench: Bench) -> dict[str, Any]:
     for tf32 in (False, True):
         settings = TrainingSettings(local_epochs=1, tf32=tf32)
 
+        def shares(mask: int) -> Tensor:
+            inside = [float(mask >> i & 1) for i in range(6)]
+            return torch.tensor(inside, device=bench.device) / max(1, mask.bit_count())
+
         def stacked(rounds: int, settings: TrainingSettings = settings) -> float:
             seeds = [[100 * r + i for i in range(6)] for r in range(rounds)]
-            parts = start, data, settings, seeds, [1.0] * 6, x, y, UTILITIES
-            return retrain_tables(model, *parts, stacked=True)[1].seconds
+            first, evaluator = as_tensor(start).to(bench.device), QuickEvaluator(model, x, y, UTILITIES)
+            began = time.perf_counter()
+            made = retrained(model, first, data, settings, seeds, shares, range(64), method="stacked")
+            for _, vector in made:
+                evaluator.measure(vector)
+            return time.perf_counter() - began
 
         stacked(1)
         one, two = stacked(1), stacked(2)

@@ -24,12 +24,11 @@ from typing import Any
 import numpy as np
 from machine import machine
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "flower"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
-from inprocess import InProcess
 
 from fedmerit.flower import Contributions, secure
 from fedmerit.flower.codec import take
@@ -38,6 +37,7 @@ from fedmerit.protocol.messages import Ask
 from fedmerit.simulation.models import build
 from fedmerit.simulation.training import TrainingSettings, train
 from fedmerit.simulation.utilities import evaluate
+from inprocess import InProcess
 
 MEMBERS, TEST, FULL, ROUNDS = 9, 600, 50_000, 3
 
@@ -108,7 +108,7 @@ def federation(folder: Path, images: int) -> tuple[Clock, dict[str, list[float]]
         roster=folder / "roster.toml",
         test=test,
         value=value,
-        method="reports",
+        config={"scoring": {"method": "reports"}},
         folder=folder / "run",
     )
     strategy.start(grid=grid, initial_arrays=first, num_rounds=ROUNDS)

@@ -20,10 +20,9 @@ from pathlib import Path
 
 from machine import machine
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "flower"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 from federation_in import HERE, NAMES, grid_of, make_keys, run
-
 from loopback import Loopback
 
 ROUNDS = 3

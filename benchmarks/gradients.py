@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from machine import machine
 
-from fedmerit.data.readers import fashion_mini
+from fedmerit.data.dataset import fashion_mini
 from fedmerit.protocol.direction import TOLERANCE
 from fedmerit.simulation.direction import direction
 from fedmerit.simulation.models import build, to_vector

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 from machine import machine
 
-from fedmerit.secagg import run_in_memory
-from fedmerit.simulation.coalitions import coalition_tables
-from fedmerit.simulation.models import build, to_vector
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+
+from fedmerit.simulation.analysis import Evaluator, Game
+from fedmerit.simulation.models import build, flatten
 from fedmerit.simulation.utilities import evaluate
+from in_memory import run_in_memory
 
 UTILITIES = ["expected-accuracy", "accuracy", "brier"]
 MEMBERS = (3, 6, 9, 15, 30)
@@ -55,12 +59,11 @@ def evaluations(members: int, images: int) -> float:
 def coalitions(members: int, images: int) -> float:
     """All 2^N coalition models of a round."""
     model = build("cnn-pool", (32, 32, 3), 10)
-    start = to_vector(model)
-    rng = np.random.default_rng(0)
-    updates = rng.normal(0, 1e-3, (members, start.size)).astype(np.float32)
+    start, rng = flatten(model), np.random.default_rng(0)
+    updates = torch.as_tensor(rng.normal(0, 1e-3, (members, len(start))).astype(np.float32))
     x, y = rng.integers(0, 256, (images, 32, 32, 3), np.uint8), np.arange(images) % 10
-    work = lambda: coalition_tables(model, start, updates, [1.0] * members, x, y, UTILITIES)  # noqa: E731
-    return best(work, turns=1)
+    game = Game(start, updates, [1.0] * members, "additive", [str(i) for i in range(members)])
+    return best(lambda: Evaluator(model, x, y, UTILITIES).tables(game), turns=1)
 
 
 def measure() -> list[dict[str, float | str]]:

@@ -50,9 +50,8 @@ class Clock:
         self._since = now
 
 
-def config(folder: Path, images: int, *, secure: bool, scoring: bool) -> Config:
-    """The CIFAR-10 setting at a smaller training size; without scoring nobody reports in the second round."""
-    silent = {} if scoring else {f"client-{i}": "2:report" for i in range(MEMBERS)}
+def config(folder: Path, images: int, *, secure: bool) -> Config:
+    """The CIFAR-10 setting at a smaller training size."""
     rng = np.random.default_rng(0)
     path = folder / f"images-{images}.npz"
     if not path.exists():
@@ -64,7 +63,6 @@ def config(folder: Path, images: int, *, secure: bool, scoring: bool) -> Config:
             "partition": {"clients": MEMBERS, "scheme": "iid"},
             "model": {"name": "cnn"},
             "training": {"rounds": 2, "local_epochs": 5},
-            "participation": {"lost": silent},
             "scoring": {"method": "reports"},
             "secure_aggregation": {"enabled": secure},
         }
@@ -72,14 +70,19 @@ def config(folder: Path, images: int, *, secure: bool, scoring: bool) -> Config:
 
 
 def one_round(folder: Path, images: int, *, secure: bool, scoring: bool) -> dict[str, float]:
-    """Seconds by stage of the second round of a fresh run; the first one warms up, and measures v(M0)."""
+    """Seconds by stage of the second round of a fresh run; the first one warms up, and measures v(M0).
+
+    Without scoring nobody reports in the second round.
+    """
     clock = Clock()
-    settings = config(folder, images, secure=secure, scoring=scoring)
+    settings = config(folder, images, secure=secure)
     with tempfile.TemporaryDirectory(dir=folder) as path, Folder(Path(path) / "run", settings) as store:
         federation = prepare(
             settings
         )  # without PHI, which is an analysis that no deployment makes in a round
         rehearsal = Rehearsal(settings, store, clock, federation=federation, phi=Phi(federation, ()))
+        if not scoring:
+            rehearsal.transport.lost = {f"client-{i}": "2:report" for i in range(MEMBERS)}
         rehearsal.join()
         rehearsal.round(1)
         clock.restart()

@@ -23,14 +23,13 @@ from typing import Any
 import numpy as np
 from machine import machine
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+from fedmerit.files.reports import read
 from fedmerit.report.page.html import facts_of, render
-from fedmerit.scoring.files import read
-from fedmerit.scoring.rewards import shares
-from fedmerit.scoring.share_intervals import share_intervals
+from fedmerit.scoring.rewards import share_intervals, shares
 from fedmerit.scoring.types import Scores
-from fedmerit.secagg import run_in_memory
 from fedmerit.verify import verify_folder
+from in_memory import run_in_memory
 from linear_federation import Federation
 
 ROUNDS = (5, 20, 80)

@@ -29,8 +29,14 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from machine import machine
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+
 from fedmerit.identity import Member, Roster, public_key
-from fedmerit.secagg import Client, Encoding, Server, Setting, Task, Update, default_threshold, run_in_memory
+from fedmerit.secagg.client import Client
+from fedmerit.secagg.quantise import Encoding
+from fedmerit.secagg.server import Server
+from fedmerit.secagg.setting import Setting, Task, Update, default_threshold
+from in_memory import run_in_memory
 
 BOUND = 1.0
 FULL = 4_300_000
@@ -57,9 +63,7 @@ def timed(call: Callable[[], np.ndarray]) -> tuple[float, float, np.ndarray]:
 
 def ours(vectors: list[np.ndarray], lost: int = 0, word_bytes: Literal[4, 8] = 4) -> np.ndarray:
     gone = {"masked": range(lost)}
-    return run_in_memory(
-        vectors, bound=BOUND, seed=0, lost=gone, word_bytes=word_bytes, transcript=False
-    ).mean
+    return run_in_memory(vectors, bound=BOUND, seed=0, lost=gone, word_bytes=word_bytes).mean
 
 
 def flower(vectors: list[np.ndarray]) -> np.ndarray:

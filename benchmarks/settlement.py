@@ -74,12 +74,11 @@ def config(folder: Path, members: int, rounds: int, options: argparse.Namespace)
         {
             "run": {"device": options.device},
             "data": {"name": "npz", "path": str(path), "test_size": options.test},
-            "partition": {"clients": members, "scheme": "iid", "minimum": 1},
+            "partition": {"clients": members, "scheme": "iid"},
             "model": {"name": "cnn"},
             "training": {"rounds": rounds, "local_epochs": 1, "batch_size": 10},
             "secure_aggregation": {"enabled": False},
             "scoring": {"method": "settled", "utilities": ["expected-accuracy"]},
-            "settlement": {"blocks": BLOCKS},
         }
     )
 
@@ -143,7 +142,7 @@ def direction(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     federation = prepare(config(folder, MEMBERS, 1, options))
     shown, m0 = federation.pool.settlement(), federation.first
     m = (m0 + np.random.default_rng(0).normal(0, 1e-3, m0.size)).astype(np.float32)
-    blocks, _ = blocks_of(shown, BLOCKS, balanced=True)
+    blocks, _ = blocks_of(shown, balanced=True)
     paths = PathGradients(federation.network, federation.utilities[0], most=0)
     paths(m0, m0, shown, blocks, 1)  # warm up
     federation.evaluate(m0, shown)

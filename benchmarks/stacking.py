@@ -21,18 +21,13 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "experiments")]
 
 from benchmarks.coalitions import machine  # noqa: E402
+from side_by_side import Stack, train_many  # noqa: E402
 
 from fedmerit.simulation.models import build, flatten, load_vector, to_vector  # noqa: E402
-from fedmerit.simulation.training import (  # noqa: E402
-    Stack,
-    TensorData,
-    TrainingSettings,
-    train,
-    train_many,
-)
+from fedmerit.simulation.training import TensorData, TrainingSettings, train  # noqa: E402
 
 BATCH = 64
 SIZES = (2500, 1900, 1400, 1100, 900, 800, 600, 500, 300)

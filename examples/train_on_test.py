@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import fedmerit as fm
 from fedmerit.config import from_dict
-from fedmerit.simulation.run import run
+from fedmerit.simulation.run import Rehearsal
+from fedmerit.simulation.setup import ClientData, Federation, prepare
+from fedmerit.storage.run_folder import Folder
 
 CHEAT = "client-6"
 SETTINGS = {
@@ -29,14 +32,29 @@ SETTINGS = {
 }
 
 
+def with_known_tests(
+    federation: Federation, client: ClientData, number: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a member trains on in a round; the cheat adds the test samples that it has seen by then."""
+    if client.name != CHEAT:
+        return client.x, client.y
+    fixed = federation.config.data.test_reveal == "fixed"
+    known = [federation.pool.slice(one) for one in ((1,) if fixed else range(1, number))]
+    x = np.concatenate([client.x, *(shown.x for shown in known)])
+    return x, np.concatenate([client.y, *(shown.y for shown in known)])
+
+
 def share_of_cheat(seed: int, reveal: str, *, cheating: bool) -> float:
     """Its share of the money, by alpha summed over rounds."""
     overrides = [f"run.seed={seed}", f"data.test_reveal={reveal}"]
+    federation = prepare(from_dict(SETTINGS, overrides))
     if cheating:
-        overrides.append(f"corruption.test_set=['{CHEAT}']")
+        federation.training_data = partial(with_known_tests, federation)
     with tempfile.TemporaryDirectory() as folder:
-        run(from_dict(SETTINGS, overrides), Path(folder) / "run")
-        rounds = fm.read(Path(folder) / "run" / "scores.json")
+        path = Path(folder) / "run"
+        with Folder(path, federation.config) as opened:
+            Rehearsal(federation.config, opened, federation=federation).run()
+        rounds = fm.read(path / "scores.json")
     return fm.shares(fm.accumulate(rounds), "fair")[CHEAT]
 
 

@@ -23,7 +23,7 @@ from cells import write_json  # noqa: E402
 from compact import load  # noqa: E402
 from onecell import machine  # noqa: E402
 
-from fedmerit.simulation.models import build  # noqa: E402
+from fedmerit.simulation.models import ResNet, seeded  # noqa: E402
 from fedmerit.simulation.training import TrainingSettings, train  # noqa: E402
 from fedmerit.simulation.utilities import evaluate, resolve_all  # noqa: E402
 
@@ -64,7 +64,8 @@ def course(
     x: np.ndarray, y: np.ndarray, classes: int, norm: str, batch: int, lr: float, rounds: int = ROUNDS
 ) -> list[float]:
     """The cross-entropy on the training images after each round of 3 epochs."""
-    network = build("resnet50", x.shape[1:], classes, norm, seed=0)
+    with seeded(0):
+        network = ResNet((3, 4, 6, 3), x.shape[3], classes, norm=norm, bottleneck=True)
     settings, losses = TrainingSettings(local_epochs=3, batch_size=batch, lr=lr), []
     loss = resolve_all(["neg-loss"])
     for number in range(rounds):

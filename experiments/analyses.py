@@ -16,15 +16,16 @@ import numpy as np
 import torch
 
 from fedmerit import Reports, alpha
-from fedmerit.protocol.outcome import Model, mean
+from fedmerit.protocol.measurement import mean
+from fedmerit.protocol.outcome import Model
 from fedmerit.protocol.pool import Slice
 from fedmerit.scoring.ground_truth import shapley
-from fedmerit.simulation.coalitions import Evaluator
+from fedmerit.simulation.analysis import Evaluator, Game
 from fedmerit.simulation.direction import direction
-from fedmerit.simulation.models import as_tensor, load_vector, prepare
+from fedmerit.simulation.models import as_tensor, evaluation, float32, load_vector, prepare
 from fedmerit.simulation.setup import Federation
 from fedmerit.simulation.transport import PlainRound
-from fedmerit.simulation.utilities import balance, evaluation, float32, resolve_all
+from fedmerit.simulation.utilities import balance, resolve_all
 
 WHOLE = 9
 """Ensembles of all coalitions are evaluated up to so many members."""
@@ -204,7 +205,7 @@ class Halves:
         """Add one round."""
         updates = plain.updates
         for k, ((x, y), evaluator) in enumerate(zip(self.images, self.evaluators, strict=True)):
-            tables, _ = evaluator.tables(plain.m0, updates, plain.weights, clients=plain.outcome.included)
+            tables = evaluator.tables(Game.of(plain, "additive"))
             for utility, smooth in SMOOTH.items():
                 total, table = self.totals[utility][k], tables[utility]
                 total["ALPHA sum"] += alpha(Reports.from_table(table)).raw

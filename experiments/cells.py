@@ -119,7 +119,7 @@ def shrunk(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any
     """The same experiment at toy size."""
     small = {section: dict(values) for section, values in settings.items()}
     clients = max(3, small["partition"]["clients"] // 3 + 1)
-    small["partition"] |= {"clients": clients, "minimum": 5}
+    small["partition"] |= {"clients": clients}
     small["training"] |= {"rounds": small["training"]["rounds"] // 5, "local_epochs": 1, "batch_size": 32}
     small["model"] = {"name": "mlp"}
     small["data"] = {"test_size": 40}

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
+from side_by_side import StackedTraining
 
 from fedmerit.protocol.outcome import Model
 from fedmerit.simulation.setup import Federation
-from fedmerit.simulation.transport import LocalTraining
 
 Kind = Literal["pool", "replay", "scale", "pair"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -32,7 +32,7 @@ def told_the_pool(federation: Federation) -> Federation:
 
 
 @dataclass(eq=False)
-class Cheating(LocalTraining):
+class Cheating(StackedTraining):
     """Local training, after which somebody sends something else.
 
     - "pool": trains on the test pool; the update gets ``factor`` times the mean length of the others'.

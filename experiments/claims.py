@@ -106,8 +106,10 @@ def _ablations(evidence: Evidence) -> tuple[int, bool, str]:
             continue
         if (which := (row.at, *sorted(cell["name"] for cell in cells))) in known:
             continue
-        known.add(which)
         found = {u: compare(cells, u, row.at, "MR-SV") for u in PAIR}
+        if not any(found.values()):  # a row without MR-SV
+            continue
+        known.add(which)
         short = datasets()[row.dataset]["short"]
         for utility in PAIR:
             pair = [found[utility].get(s, {}).get("spearman", []) for s in ("FP", "ALPHA sum")]

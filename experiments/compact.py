@@ -95,6 +95,15 @@ def decode(raw: bytes, channels: int) -> np.ndarray:
     return pixels.reshape(*pixels.shape[:2], channels)
 
 
+def write_npz(file: Path, found: Dataset) -> None:
+    """Write a dataset so that a config can name it: ``[data] name = "npz"``."""
+    arrays = {key: getattr(found, key) for key in ("x_train", "y_train", "x_test", "y_test", "classes")}
+    if found.group_train is not None:
+        arrays["group_train"] = found.group_train
+    file.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(file, **arrays)
+
+
 def main() -> None:
     """Write one dataset as .npz."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -104,10 +113,7 @@ def main() -> None:
     parser.add_argument("--group", help="array that becomes group_train")
     args = parser.parse_args()
     found, _ = load(args.folder, args.name, args.group)
-    arrays = {key: getattr(found, key) for key in ("x_train", "y_train", "x_test", "y_test", "classes")}
-    if found.group_train is not None:
-        arrays["group_train"] = found.group_train
-    np.savez(args.out, **arrays)
+    write_npz(args.out, found)
     print(f"{args.out}: {len(found.y_train)} training and {len(found.y_test)} test images")
 
 

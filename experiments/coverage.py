@@ -20,7 +20,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,17 +34,24 @@ from cells import Result, Row, datasets, write_json  # noqa: E402
 from grid import grid, text  # noqa: E402
 from sections import Lines, done, table  # noqa: E402
 
-from fedmerit.config import Settlement  # noqa: E402
-from fedmerit.scoring.metrics import BLOCKS as METRIC_BLOCKS  # noqa: E402
-from fedmerit.scoring.metrics import f1, jackknife, least_change  # noqa: E402
-from fedmerit.scoring.sampling import SHARPNESS, SKETCH, pair_freedom  # noqa: E402
+from fedmerit.protocol.direction import BLOCKS  # noqa: E402
+from fedmerit.scoring.sampling import BLOCKS as METRIC_BLOCKS  # noqa: E402
+from fedmerit.scoring.sampling import (  # noqa: E402
+    SHARPNESS,
+    SKETCH,
+    f1,
+    jackknife,
+    least_change,
+    pair_freedom,
+    student_quantile,
+    upper_quantile,
+)
 from fedmerit.scoring.scores import from_blocks  # noqa: E402
 from fedmerit.scoring.types import Scores  # noqa: E402
-from fedmerit.scoring.uncertainty import compare_pairs, student_quantile, upper_quantile  # noqa: E402
+from fedmerit.scoring.uncertainty import compare_pairs  # noqa: E402
 
 OUT = HERE / "results" / "other" / "coverage.json"
 CLASSES, IMAGES, ROUNDS, LEVEL = 10, 20_000, 3, 0.95
-BLOCKS = Settlement().blocks
 SEEDS = 4
 """Populations per cell; each is tested on a quarter of the repetitions."""
 Array = npt.NDArray[np.float64]
@@ -488,7 +495,8 @@ def committed(cells: Sequence[Result], utility: str) -> tuple[list[int], int]:
         plain = Scores(score="ALPHA", clients=names, values=total, raw=total, gain=gain, stderr=last)
         blocks = np.sum([one["blocks"] for one in along], axis=0)
         phi = from_blocks(blocks, along[0]["sizes"], names)
-        judged = (compare_pairs(plain), compare_pairs(phi, errors="conservative"), compare_pairs(phi))
+        bound = replace(phi, blocks=None, sizes=None, freedom=len(blocks) - 1)
+        judged = (compare_pairs(plain), compare_pairs(bound), compare_pairs(phi))
         found = [count + int(one.better.sum()) for count, one in zip(found, judged, strict=True)]
         pairs += len(names) * (len(names) - 1) // 2
     return found, pairs

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from analyses import Halves, Innovation, Paths, ensembles, measured
 from cheats import Cheating, told_the_pool
+from device import DeviceEvaluations, Evaluate, contribution_on, cosine_of, models_on, updates_on
+from quick_coalitions import QuickEvaluator, retrained
+from side_by_side import StackedTraining
 
 from fedmerit.config import Config
 from fedmerit.errors import ReportError
 from fedmerit.identity import seed_from
-from fedmerit.protocol.outcome import Model, Outcome, mean
+from fedmerit.protocol.measurement import mean
+from fedmerit.protocol.outcome import Model, Outcome
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.terms import weights_of
-from fedmerit.scoring.agreement import normalise
-from fedmerit.scoring.ground_truth import shapley
+from fedmerit.scoring.ground_truth import normalise, shapley
 from fedmerit.scoring.scores import SCORES, cos_model
-from fedmerit.simulation.analysis import Phi, Truth, reports_under_plain_averaging
-from fedmerit.simulation.coalitions import Evaluator
-from fedmerit.simulation.contributions import contribution_on, models_on, updates_on
-from fedmerit.simulation.models import as_tensor, load_vector, prepare
+from fedmerit.scoring.types import Reports
+from fedmerit.simulation.analysis import Evaluator, Game, Phi, Truth
+from fedmerit.simulation.models import as_tensor, evaluation, float32, load_vector, prepare
 from fedmerit.simulation.run import Progress, Rehearsal, Watch
 from fedmerit.simulation.setup import Federation, seed_for
 from fedmerit.simulation.setup import prepare as federation_of
-from fedmerit.simulation.transport import PlainRound
-from fedmerit.simulation.utilities import balance, evaluation, float32, resolve_all
+from fedmerit.simulation.transport import PlainRound, Tell
+from fedmerit.simulation.utilities import balance, resolve_all
 from fedmerit.storage.run_folder import Folder
 
 SHARE = 0.0
@@ -73,8 +75,9 @@ class QuickEvaluation:
 class BothGames(Rehearsal):
     """A rehearsal that also measures each member's two models of the other, renormalised game.
 
-    It is its own analysis of plain rounds. On a GPU it trains in TF32, as PyTorch's convolutions do unless
-    told otherwise.
+    It is its own analysis of plain rounds. Where coalitions are retrained, or the truth is that of the last
+    round, the Shapley values of rounds are computed in both games. On a GPU it trains in TF32, as PyTorch's
+    convolutions do unless told otherwise.
 
     Args:
         config: of the run.
@@ -82,16 +85,16 @@ class BothGames(Rehearsal):
         watch: told what happens.
         loop: members train one after another on a GPU too: slower, but leaves it free for other processes.
         phi: whether to compute PHI, which takes long with large networks.
-        special: a cell's ``experiment`` section. ``weights = "MR-SV"``: current-round weights from exact
-            Shapley values. ``printed = "FP"``: current-round weights as the paper prints them. ``sampled =
-            n``: the Shapley value of a round from n coalitions. ``loop``: coalitions are retrained one
-            after another, which suits large networks. ``again = k``: the same data in the same hands, but
-            the k-th other first model and batch order. ``games = "additive"`` leaves the other game out.
-            ``phi = true`` computes PHI in any case, the name of a utility that of this one alone. ``cheat``
-            and ``factor``: what a member sends in the place of its update, see `cheats.Cheating`.
-            ``innovation = true``: PHI along the innovation of each round too, see `analyses.Innovation`.
-            ``halves = true``: scores and Shapley values on each half of the test pool, see
-            `analyses.Halves`.
+        special: a cell's ``experiment`` section. ``weights = "ALPHA"``: weights from this score of the
+            current round; ``"MR-SV"``: from its exact Shapley values. ``printed = "FP"``: current-round
+            weights as the paper prints them. ``sampled = n``: the Shapley value of a round from n
+            coalitions. ``loop``: coalitions are retrained one after another, which suits large networks.
+            ``again = k``: the same data in the same hands, but the k-th other first model and batch order.
+            ``games = "additive"`` leaves the other game out. ``phi = true`` computes PHI in any case, the
+            name of a utility that of this one alone. ``cheat`` and ``factor``: what a member sends in the
+            place of its update, see `cheats.Cheating`. ``innovation = true``: PHI along the innovation of
+            each round too, see `analyses.Innovation`. ``halves = true``: scores and Shapley values on each
+            half of the test pool, see `analyses.Halves`.
     """
 
     def __init__(
@@ -115,11 +118,10 @@ class BothGames(Rehearsal):
         truth = None
         if config.scoring.truth:
             sampled = {"most_exact": 0, "budget": special["sampled"]} if "sampled" in special else {}
-            truth = Truth(
+            truth = QuickTruth(
                 federation,
                 folder.path / "tables",
                 lambda done, total: self._told("coalitions", done, total),
-                evaluator=evaluator,
                 stacked=False if special.get("loop") else None,
                 **sampled,
             )
@@ -137,31 +139,39 @@ class BothGames(Rehearsal):
         self.halves = Halves(federation, evaluator) if "halves" in special else None
         if self.halves:
             analyses.append(self.halves)
+        self.evaluate: Evaluate = quick or federation.evaluate
+        on_device = DeviceEvaluations(quick, federation.device) if quick else None
         super().__init__(
             config,
             folder,
             watch,
             federation=federation,
-            evaluate=quick,
+            evaluations=on_device,
             truth=truth,
             phi=along_path,
             analyses=analyses,
-            current_weights=_weights(federation, special),
-            stacked=False if loop else None,
         )
+        self.current_weights = _weights(federation, special, self.evaluate)
+        if self.current_weights:
+            self.coordinator.weights = self._weights_of_the_round
+        given = {"solo": self.transport.local.solo, "stacked": False if loop else None}
         if "cheat" in special:
-            local = self.transport.local
-            self.transport.local = Cheating(
-                federation, stacked=local.stacked, kind=special["cheat"], factor=special["factor"]
-            )
+            given |= {"kind": special["cheat"], "factor": special["factor"]}
+        self.transport.local = (Cheating if "cheat" in special else StackedTraining)(federation, **given)
+
+    def _weights_of_the_round(self, number: int, m0: Model, scheduled: Sequence[str]) -> dict[str, float]:
+        """The weights of members from a score of this very round, in which they have trained already."""
+        assert self.current_weights is not None
+        return self.current_weights(number, m0, self.transport.train(scheduled))
 
     def summed(self, plain: PlainRound) -> None:
         """Both models of every member in the renormalised game, and the paper's cosine of models."""
         outcome, device = plain.outcome, plain.device
         updates = np.stack([one.cpu().numpy() for one in plain.updates])
         self.cosines.append(cos_model(updates, np.asarray(plain.m0), outcome.included).as_dict())
-        if self.truth and "shapley" in self.config.scoring.truth:
-            self._other_truth(self.truth.of_slice(outcome.slice), plain)
+        both = {"shapley", "round-shapley"} & set(self.config.scoring.truth)
+        if self.truth and both and self.config.values_coalitions(outcome.round):
+            self._other_truth(self.truth.evaluator(outcome.slice), plain)
         self._told("evaluate", 0, len(outcome.included))
         values: dict[str, dict[str, list[float]]] = {}
         m0, m = as_tensor(plain.m0).to(device), as_tensor(outcome.model).to(device)
@@ -190,11 +200,7 @@ class BothGames(Rehearsal):
 
     def _other_truth(self, evaluator: Evaluator, plain: PlainRound) -> None:
         """The round's exact Shapley values in the renormalised game."""
-        outcome = plain.outcome
-        tables, _ = evaluator.tables(
-            plain.m0, plain.updates, plain.weights, game="renormalised", clients=outcome.included
-        )
-        for utility, table in tables.items():
+        for utility, table in evaluator.tables(Game.of(plain, "renormalised")).items():
             self.other_truth.setdefault(utility, []).append(shapley(table).values.tolist())
 
     def _told(self, stage: Any, done: int, total: int) -> None:
@@ -202,10 +208,16 @@ class BothGames(Rehearsal):
         self.watch(Progress(stage, number, self.config.training.rounds, done, total))
 
 
-def _weights(federation: Federation, special: Mapping[str, Any]) -> ShapleyWeights | PrintedWeights | None:
+Weigh = Callable[[int, Model, Mapping[str, Model]], dict[str, float]]
+"""(round, M0, local models) -> weights of the members in this very round."""
+
+
+def _weights(federation: Federation, special: Mapping[str, Any], evaluate: Evaluate) -> Weigh | None:
     if "printed" in special:
         return PrintedWeights(federation, special["printed"])
-    return ShapleyWeights(federation) if special.get("weights") == "MR-SV" else None
+    if special.get("weights") == "MR-SV":
+        return ShapleyWeights(federation)
+    return CurrentWeights(federation, special["weights"], evaluate) if "weights" in special else None
 
 
 def along(config: Config) -> tuple[str, ...]:
@@ -214,13 +226,89 @@ def along(config: Config) -> tuple[str, ...]:
     return ("expected-accuracy", *(["sharpened-accuracy"] if "accuracy" in asked else []))
 
 
-def evaluator(federation: Federation, shown: Slice) -> Evaluator:
+@dataclass(eq=False)
+class QuickTruth(Truth):
+    """The ground truth in a tenth of the time on a GPU; ``stacked`` None retrains in stacks there only."""
+
+    stacked: bool | None = None
+
+    def new_evaluator(self, shown: Slice) -> Evaluator:
+        """As quick as the tolerance allows."""
+        return evaluator(self.federation, shown)
+
+    def retrained(self, masks: Sequence[int], tell: Tell) -> Iterator[tuple[int, torch.Tensor]]:
+        """Many coalitions at a time."""
+        federation = self.federation
+        if self.stacked is False or (self.stacked is None and federation.device.type == "cpu"):
+            yield from super().retrained(masks, tell)
+            return
+        rounds = range(1, federation.config.training.rounds + 1)
+        seeds = [[federation.seed("train", number, name) for name in federation.names] for number in rounds]
+        start = as_tensor(federation.first).to(federation.device)
+        data = [(client.x, client.y) for client in federation.clients]
+        how = {"method": "stacked" if self.stacked else "auto", "progress": tell}
+        given = federation.network, start, data, federation.training, seeds, self.shares, masks
+        yield from retrained(*given, **how)
+
+
+def evaluator(federation: Federation, shown: Slice) -> QuickEvaluator:
     """Of all coalitions of a round on a test slice, close to float32."""
     given = federation.network, shown.x, shown.y, federation.utilities
     limit = None
     if SHARE and federation.device.type == "cuda":  # it sees what is free, not what is its own
         limit = int(SHARE * torch.cuda.get_device_properties(federation.device).total_memory / 2)
-    return Evaluator(*given, tolerance=TOLERANCE / len(shown.y), effort="none", memory_limit=limit)
+    return QuickEvaluator(*given, tolerance=TOLERANCE / len(shown.y), effort="none", memory_limit=limit)
+
+
+def reports_under_plain_averaging(
+    federation: Federation,
+    number: int,
+    start: Model,
+    trained: Mapping[str, Model],
+    evaluate: Evaluate,
+    utility: str,
+) -> Reports | None:
+    """The reports that a round under plain averaging would have, None with fewer than 2 finite models."""
+    finite = {name: model for name, model in trained.items() if bool(np.isfinite(model).all())}
+    if len(finite) < 2:
+        return None
+    shown = federation.pool.slice(number)
+    first = as_tensor(start).to(federation.device)
+    updates = updates_on(federation.device, start, finite.values())
+    change = torch.zeros_like(first, dtype=torch.float64)
+    for update in updates:
+        change += update
+    grand = (first + change).float()
+
+    def value(model: torch.Tensor) -> float:
+        return mean(evaluate(model, shown)[utility])
+
+    return Reports(
+        empty=value(first),
+        grand=value(grand),
+        alone=np.array([value(first + update) for update in updates]),
+        without=np.array([value(grand - update) for update in updates]),
+        clients=tuple(finite),
+        cosine=[cosine_of(update.double(), change) for update in updates],  # type: ignore[arg-type]
+        round=number,
+    )
+
+
+class CurrentWeights:
+    """Weights from a score of the current round under plain averaging, clipped as weights of past rounds."""
+
+    def __init__(self, federation: Federation, score: str, evaluate: Evaluate) -> None:
+        self.federation, self.score, self.evaluate = federation, score, evaluate
+
+    def __call__(self, number: int, start: Model, trained: Mapping[str, Model]) -> dict[str, float]:
+        """The weight of every member; 1 for those whose model is not finite."""
+        weights, utility = dict.fromkeys(trained, 1.0), self.federation.utilities[0].name
+        reports = reports_under_plain_averaging(
+            self.federation, number, start, trained, self.evaluate, utility
+        )
+        if reports is None:
+            return weights
+        return weights | weights_of(SCORES[self.score].function(reports).raw, reports.clients)
 
 
 class PrintedWeights:
@@ -234,13 +322,13 @@ class PrintedWeights:
         self.federation, self.score = federation, score
 
     def __call__(self, number: int, start: Model, trained: Mapping[str, Model]) -> dict[str, float]:
-        """As ``analysis.from_this_round``."""
+        """As `CurrentWeights`."""
         if self.score == "COS":
             updates = [one.numpy() for one in updates_on(torch.device("cpu"), start, trained.values())]
             made = cos_model(np.stack(updates), np.asarray(start), trained)
         else:
             reports = reports_under_plain_averaging(
-                self.federation, number, start, trained, utility="accuracy"
+                self.federation, number, start, trained, self.federation.evaluate, "accuracy"
             )
             if reports is None:
                 return dict.fromkeys(trained, 1.0)
@@ -261,9 +349,11 @@ class ShapleyWeights:
         return evaluator(self.federation, self.federation.pool.slice(1))
 
     def __call__(self, _number: int, start: Model, trained: Mapping[str, Model]) -> dict[str, float]:
-        """As ``analysis.from_this_round``."""
-        updates = updates_on(self.federation.device, start, trained.values())
-        tables, _ = self.evaluator.tables(start, updates, [1.0] * len(updates), clients=tuple(trained))
+        """As `CurrentWeights`."""
+        device = self.federation.device
+        updates, first = updates_on(device, start, trained.values()), as_tensor(start).to(device)
+        game = Game(first, torch.stack(updates), [1.0] * len(updates), "additive", tuple(trained))
+        tables = self.evaluator.tables(game)
         return weights_of(shapley(tables[self.federation.utilities[0].name]).values, tuple(trained))
 
 

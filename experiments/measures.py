@@ -13,8 +13,7 @@ from grid import TIE, grid, mean, settled, text
 
 from fedmerit import Reports, Scores, Table, accumulate, agreement, alpha, ee, fp, loo, solo
 from fedmerit.errors import UndefinedScore
-from fedmerit.scoring.agreement import Agreement
-from fedmerit.scoring.ground_truth import shapley
+from fedmerit.scoring.ground_truth import Agreement, shapley
 from fedmerit.scoring.scores import influence
 
 Vector = np.ndarray

@@ -114,7 +114,12 @@ def config_of(cell: Cell, path: Path) -> tuple[config.Config, dict[str, Any]]:
     settings["data"] |= {"name": "npz", "path": str(path)}
     settings |= {"run": {"seed": cell.seed}, "secure_aggregation": {"enabled": False}}
     settings["scoring"] = {"method": "reports"} | settings["scoring"]
-    special = settings.pop("experiment", {})
+    settings["scoring"].pop("disclose_samples", None)  # in the keys of finished cells; no setting any more
+    special, training = settings.pop("experiment", {}), settings["training"]
+    score = training.pop("weight_score", "ALPHA")
+    if training.get("weights") == "current-scores":  # no setting of the package: `engine` weighs
+        training["weights"] = "scores"
+        special = {"weights": score} | special
     return config.from_dict(settings), special
 
 
@@ -229,7 +234,9 @@ def _utilities(
                 rounds[-1]["renormalised"] = {key: _short(values) for key, values in other[utility].items()}
         found[utility] = {"rounds": rounds, "truth": _short(part.get("truth", {}))}
         if utility in other_truth:
-            found[utility]["truth"]["rounds renormalised"] = _short(other_truth[utility])
+            rounds_known, values = "rounds" in found[utility]["truth"], _short(other_truth[utility])
+            key = "rounds renormalised" if rounds_known else "ROUND-SV renormalised"
+            found[utility]["truth"][key] = values if rounds_known else values[-1]
     return found
 
 

@@ -124,6 +124,20 @@ def other_images(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     claims["on other images too alpha of the expected accuracy is no stand-in for accuracy's"] = mean(
         found["ALPHA sum", expected, right][1]
     ) < mean(found["ALPHA sum", right, right][1])
+    _larger(evidence, facts, claims)
+
+
+def _larger(evidence: Evidence, facts: Facts, claims: Claims) -> None:
+    """The same of the larger networks, for the expected accuracy."""
+    told, behind = [], []
+    for name, _, _, runs in list(groups(evidence.rows, evidence.results))[1:]:
+        found = compared(runs)
+        other = {score: mean(found[score, PAIR[0], PAIR[0]][1]) for score in NAMES}
+        shown = ", ".join(f"{NAMES[score]} {text(value, '.2f')}" for score, value in other.items())
+        told.append(f"{name} ({len(runs)} runs): {shown}")
+        behind.append(other["ALPHA sum"] - other["MR-SV"])
+    facts["halves of larger networks"] = "; ".join(told)
+    claims["larger networks too carry over as MR-SV does by alpha"] = all(abs(one) < CLOSE for one in behind)
 
 
 def groups(rows_: Sequence[Row], results: Mapping[str, Result]) -> Iterator[tuple[str, str, int, list[Run]]]:

@@ -17,6 +17,7 @@ from sections import Lines, detection_lines, done, four_ways, table, title_of, t
 
 AGREEMENT = ("tab:error", "tab:error_game", "tab:round", "tab:client", "tab:alpha")
 PRINTED_WAY = ", as printed"
+H200 = "NVIDIA H200"
 Paper = Mapping[str, Any]
 
 
@@ -104,16 +105,10 @@ def data_lines(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
         also = ", with balanced accuracy beside accuracy" if beside else ""
         test = "; ".join([*parts, *(f"all {n:,}{also}" for n in sorted(whole))])
         epochs = sorted({cell["settings"]["training"]["local_epochs"] for cell in cells})
-        body.append(
-            [
-                about["title"],
-                about["paper"],
-                f"{images} of {about['train']:,}",
-                test,
-                about["model"],
-                " or ".join(map(str, epochs)),
-            ]
-        )
+        line = [about["paper"], f"{images} of {about['train']:,}", test, about["model"]]
+        line.append(" or ".join(map(str, epochs)))
+        if line not in [known[1:] for known in body]:  # else only the learning rate differs
+            body.append([about["title"], *line])
     head = ["data", "the paper's", "training images", "test images", "model", "local epochs"]
     yield from table(head, body)
 
@@ -137,20 +132,20 @@ def commands(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
         known = facts(finished)
         open_ = {cell.name: cell.guess for row in own for cell in row.cells if cell.name not in results}
         left = math.fsum(cost(guess, results) for guess in open_.values())
+        elsewhere = "" if known["devices"] == [H200] else f" ({', '.join(known['devices'])})"
         body.append(
             [
                 f"[`{own[0].label}`](tables/{name}.md)",
                 own[0].says,
-                f"`run.py --only {name}`",
                 f"{len(finished)} of {len(names)}",
-                text(known["seconds"] / 60, ".1f") if finished else "",
+                text(known["seconds"] / 60, ".1f") + elsewhere if finished else "",
                 text(left / 60, ".1f") if left else "",
-                ", ".join(known["devices"]),
             ]
         )
-    yield "Commands take `--data FOLDER --out DIR` too. Minutes are of the whole machine; tables share runs."
+    yield "`run.py --only NAME` runs the table whose page is `tables/NAME.md`. Tables share runs. Minutes"
+    yield f"are of a whole {H200}, unless they name another machine."
     yield ""
-    head = ["paper", "what it shows", "command", "runs", "minutes", "minutes left, on an H200", "machine"]
+    head = ["paper", "what it shows", "runs", "minutes", "minutes left"]
     yield from table(head, body)
 
 

@@ -6,6 +6,7 @@
     python experiments/prepare.py brain_mri archive/ FOLDER
     python experiments/prepare.py isic2019_ham ISIC_2019/ FOLDER [--whole] [--size 224]
     python experiments/prepare.py pcam pcamv1/ FOLDER [--whole]
+    python experiments/prepare.py cifar10 cifar-10-python.tar.gz cifar10.npz       # for a config
     python experiments/prepare.py --sources             # where to get them, with their checksums
 
 By default images have the size and come from the part that our runs used; ``--whole`` takes everything. How
@@ -13,6 +14,9 @@ many training images a run uses is the plan's business (``run.py --subset cifar1
 the originals, so results differ from the published ones, which are of re-encoded images; and ISIC, which has
 no official test set with labels, is split anew. ISIC's own metadata name no centres: rows "4 centres" need a
 metadata file with the column ``center``.
+
+A target that ends in ``.npz`` becomes a file that a config can name: ``[data] name = "npz"``, as the paper's
+protocol does (``fedmerit init --paper cifar10``).
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,8 +34,10 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import numpy as np  # noqa: E402
+from compact import write_npz  # noqa: E402
+from downloads import brain_mri, cifar10, isic2019, pcam  # noqa: E402
 
-from fedmerit.data import Dataset, load  # noqa: E402
+from fedmerit.data import Dataset  # noqa: E402
 from fedmerit.errors import FedmeritError  # noqa: E402
 
 
@@ -40,7 +46,7 @@ class Source:
     """A download: where it is, what it must be, and what is read of it."""
 
     url: str
-    reader: str
+    reader: Callable[..., Dataset]
     note: str
     md5: Mapping[str, str] = field(default_factory=dict)  # of the files as downloaded
     images: tuple[int, int] = (0, 0)  # training and test images of the whole set; 0 if we split it ourselves
@@ -51,19 +57,19 @@ class Source:
 PCAM = "camelyonpatch_level_2_split_"
 SOURCES = {
     "cifar10": Source(
-        "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "cifar10", "CIFAR-10, original images",
+        "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", cifar10, "CIFAR-10, original images",
         md5={"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"}, images=(50_000, 10_000),
     ),
     "brain_mri": Source(
-        "https://www.kaggle.com/datasets/masoudnickparvar/brain-tumor-mri-dataset", "brain-mri",
+        "https://www.kaggle.com/datasets/masoudnickparvar/brain-tumor-mri-dataset", brain_mri,
         "Brain-MRI, grey", images=(5_712, 1_311), ours={"size": 128},
     ),
     "isic2019_ham": Source(
-        "https://challenge.isic-archive.com/data/#2019", "isic2019", "ISIC 2019 (CC BY-NC 4.0)",
+        "https://challenge.isic-archive.com/data/#2019", isic2019, "ISIC 2019 (CC BY-NC 4.0)",
         ours={"size": 64, "archive": "HAM"},
     ),
     "pcam": Source(
-        "https://zenodo.org/records/2546921", "pcam", "PatchCamelyon",
+        "https://zenodo.org/records/2546921", pcam, "PatchCamelyon",
         md5={
             f"{PCAM}train_x.h5.gz": "1571f514728f59376b705fc836ff4b63",
             f"{PCAM}train_y.h5.gz": "35c2d7259d906cfc8143347bb8e05be7",
@@ -85,14 +91,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name}: {source.url}{sums}")
         return 0
     if options.name is None or options.download is None or options.folder is None:
-        raise SystemExit("expected NAME DOWNLOAD FOLDER, or --sources")
+        raise SystemExit("expected NAME DOWNLOAD FOLDER, or NAME DOWNLOAD FILE.npz, or --sources")
     source = SOURCES[options.name]
     checked = check_sums(source, options.download)
     how = {} if options.whole else dict(source.ours)
     if options.size:
         how["size"] = options.size
     try:
-        found = load(source.reader, options.download, **how)
+        found = source.reader(options.download, **how)
     except FedmeritError as error:
         raise SystemExit(f"{error}\n{options.name} is published at {source.url}") from error
     counts = len(found.y_train), len(found.y_test)
@@ -100,8 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(
             f"note: expected {source.images[0]:,} training and {source.images[1]:,} test images, got {counts}"
         )
-    for file in keep(options.folder, options.name, found, source.note):
-        print(file)
+    if options.folder.suffix == ".npz":
+        write_npz(options.folder, found)
+    else:
+        for file in keep(options.folder, options.name, found, source.note):
+            print(file)
     said = ", ".join(checked) or "no checksum is published, or only unpacked files are here"
     print(f"{options.name}: {counts[0]:,} training and {counts[1]:,} test images; checksums: {said}")
     return 0
@@ -170,7 +179,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("name", nargs="?", choices=SOURCES)
     parser.add_argument("download", nargs="?", type=Path, help="the downloaded archive or unpacked folder")
-    parser.add_argument("folder", nargs="?", type=Path, help="the data folder to make or to add to")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, help="the data folder to make or to add to, or an .npz file"
+    )
     parser.add_argument("--whole", action="store_true", help="all images at the reader's own size")
     parser.add_argument("--size", type=int, help="side of the images in pixels (brain_mri, isic2019_ham)")
     parser.add_argument(

@@ -15,7 +15,8 @@ normalised  minimum subtracted if negative  minimum always subtracted  minimum a
 FP and EE rank as alpha does, so ours is summed alpha in both lines. L2 is squared in every column, as the
 scripts print it. The scripts play the renormalised game, weighted by samples; here weights are 1/N, and the
 game is the additive one unless the whole table of the renormalised one is known (where members were
-retrained). COS is that of models where a run kept it, and else that of updates, summed in every column.
+retrained). COS is that of models where every run of a row kept it, and else that of updates, summed in every
+column.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ PAPERS = ("LOO", "EE", "FP", "COS")
 """The scores of the paper's tables."""
 SUMMED = {"LOO": "LOO sum", "EE": "ALPHA sum", "FP": "ALPHA sum", "COS": "COS sum", "MR-SV": "MR-SV"}
 """What stands for each of them in ours."""
+MODELS = "COS-MODEL"
 Found = dict[str, dict[str, list[float]]]
 
 
@@ -52,7 +54,7 @@ def last_report(cell: Result, utility: str, at: int) -> Reports:
 
 def played(cell: Result, at: int) -> list[Reports]:
     """The reports that the authors' protocol scores: of the renormalised game where its truth is known."""
-    known = cell["utilities"]["accuracy"]["truth"].get("rounds renormalised")
+    known = {"rounds renormalised", "ROUND-SV renormalised"} & set(cell["utilities"]["accuracy"]["truth"])
     every = reports(cell, "accuracy", game="renormalised" if known else "additive")
     return [one for one in every if one.round is not None and one.round <= at]
 
@@ -67,18 +69,24 @@ def theirs(cell: Result, at: int) -> dict[str, Vector]:
     last = scored[-1]
     made = {"LOO": loo(last), "EE": ee(last, empty="zero"), "FP": fp(last, empty="zero")}
     found = {name: _of_members(cell, one.clients, one.values) for name, one in made.items()}
-    every = scores(cell, "accuracy", at)
-    if (cosine := every.get("COS-MODEL sum", every.get("COS sum"))) is not None:
-        found["COS"] = cosine
+    found |= _cosines(cell, at)
     rounds = truth.get("rounds renormalised") or truth.get("rounds")
     if rounds:
         known = np.nan_to_num(np.array(rounds[: len(scored)], dtype=np.float64))
         each = [values + one.empty / one.n for values, one in zip(known, scored, strict=True)]
         found["truth"] = each[-1]
         found["MR-SV"] = np.array([mean(column) for column in np.array(each).T])
+    elif (alone := truth.get("ROUND-SV renormalised")) is not None:
+        found["truth"] = np.array(alone) + last.empty / last.n
     if truth.get("SV") and at >= len(reports(cell, "accuracy")):
         found["SV"] = np.array(truth["SV"]) + cell["retrained"]["accuracy"][0] / len(cell["clients"])
     return {name: settled(values) for name, values in found.items()}
+
+
+def _cosines(cell: Result, at: int) -> dict[str, Vector]:
+    """Of updates, and of models where the run kept it."""
+    every = scores(cell, "accuracy", at)
+    return {name: every[f"{name} sum"] for name in ("COS", MODELS) if f"{name} sum" in every}
 
 
 def _of_members(cell: Result, clients: Sequence[str], values: Vector) -> Vector:
@@ -99,9 +107,15 @@ def _by_the_rounds(cell: Result, protocol: str, at: int) -> dict[str, Vector]:
     every = scores(cell, UTILITY[protocol], at)
     names = {**{name: name for name in PAPERS}, "COS": "COS sum", "MR-SV": "MR-SV"}
     found = {name: every[of] for name, of in (SUMMED if protocol == OURS else names).items() if of in every}
-    if protocol == TEXT and "COS-MODEL sum" in every:
-        found["COS"] = every["COS-MODEL sum"]
+    if protocol == TEXT:
+        found |= _cosines(cell, at)
     return found | {name: every[of] for name, of in (("truth", "MR-SV"), ("SV", "SV")) if of in every}
+
+
+def kept(cells: Sequence[Result], score: str, protocol: str) -> str:
+    """The score itself; of COS by the paper's formula that of models, if every run kept it."""
+    models = score == "COS" and protocol != OURS and all(cell.get("cosine_model") for cell in cells)
+    return MODELS if models else score
 
 
 def squared_distance(one: Vector, other: Vector, protocol: str) -> float:
@@ -126,11 +140,12 @@ def compared(cells: Sequence[Result], protocol: str, at: int, truth: str = "trut
         if truth not in every:
             continue
         for name in (*PAPERS, *(["MR-SV"] if truth == "SV" else [])):
-            if name not in every:
+            own = every.get(kept(cells, name, protocol))
+            if own is None:
                 continue
-            near = agreement(every[name], every[truth], resamples=0)
+            near = agreement(own, every[truth], resamples=0)
             values = {metric: getattr(near, metric) for metric in METRICS if metric != "l2"}
-            values["l2"] = squared_distance(every[name], every[truth], protocol)
+            values["l2"] = squared_distance(own, every[truth], protocol)
             for metric, value in values.items():
                 if value is not None:
                     found.setdefault(name, {}).setdefault(metric, []).append(value)
@@ -151,9 +166,9 @@ def last_in(cells: Sequence[Result], protocol: str, at: int, place: Any) -> dict
         if "truth" in every:
             every = {**every, "MR-SV": every["truth"]}
         for name in ("MR-SV", *PAPERS):
-            if name in every:
+            if (own := every.get(kept(cells, name, protocol))) is not None:
                 hit, total = counts.get(name, (0, 0))
-                alone = int((every[name] <= every[name][place(cell)]).sum()) == 1
+                alone = int((own <= own[place(cell)]).sum()) == 1
                 counts[name] = hit + alone, total + 1
     return counts
 

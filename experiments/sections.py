@@ -30,7 +30,18 @@ from measures import (
     spread,
     turned,
 )
-from protocols import AUTHORS, METRICS, PAPERS, PROTOCOLS, TEXT, compared, influences_of, last_in, vectors
+from protocols import (
+    AUTHORS,
+    METRICS,
+    PAPERS,
+    PROTOCOLS,
+    TEXT,
+    compared,
+    influences_of,
+    kept,
+    last_in,
+    vectors,
+)
 
 from fedmerit import Reports, Scores, alpha, ee, fp, ioi, loo, normalise, surplus
 
@@ -58,7 +69,8 @@ def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> Lines:
 def numbers(paper: Mapping[str, list[dict[str, Any]]], row: Row, metric: str) -> dict[str, str]:
     """The paper's, by our names of the scores."""
     dataset = datasets()[row.dataset]["paper"]
-    name = "" if (row.label, row.row) == ("tab:error_game", "9 members") else row.row
+    whole = (("tab:error_game", "9 members"), ("tab:error", "renormalised game"))
+    name = "" if (row.label, row.row) in whole else row.row
     same = {"label": row.label, "dataset": dataset, "row": name, "metric": metric}
     names = {"COS": "COS sum"}
     found = {}
@@ -295,10 +307,9 @@ def illustration_section(
             every = vectors(cell, AUTHORS, row.at)
             yield f"**{title_of(row)}: {AUTHORS}**, divided by the mean, seed {cell['seed']}"
             yield ""
-            shown = {
-                "SV of the round": every["truth"],
-                **{name: every[name] for name in PAPERS if name in every},
-            }
+            known = {name: kept([cell], name, AUTHORS) for name in PAPERS}
+            shown = {name: every[of] for name, of in known.items() if of in every}
+            shown = {"SV of the round": every["truth"], **shown}
             body = [[name, *map(_two, values / values.mean())] for name, values in shown.items()]
             yield from table(["score", *cell["clients"]], body)
             found = scores(cell, "expected-accuracy", row.at)
@@ -397,24 +408,24 @@ LISTED: dict[str, tuple[Callable[[Reports], Scores], tuple[str, ...], tuple[str,
 }
 
 TESTS = {
-    "efficiency": ("tests/test_scores.py::test_fp_and_ee_add_up_to_the_pot_and_surplus_to_the_gain",),
+    "efficiency": ("tests/scoring/test_scores.py::test_fp_and_ee_add_up_to_the_pot_and_surplus_to_the_gain",),
     "null player": (
-        "tests/test_scores.py::test_a_null_player_gets_nothing_from_fp_alpha_loo",
-        "tests/test_scores.py::test_the_null_player_axiom_fails_for_ee_and_surplus",
-        "tests/test_scores.py::test_the_papers_null_player_example",
+        "tests/scoring/test_scores.py::test_a_null_player_gets_nothing_from_fp_alpha_loo",
+        "tests/scoring/test_scores.py::test_the_null_player_axiom_fails_for_ee_and_surplus",
+        "tests/scoring/test_scores.py::test_the_papers_null_player_example",
     ),
-    "symmetry": ("tests/test_scores.py::test_equal_reports_get_equal_scores",),
+    "symmetry": ("tests/scoring/test_scores.py::test_equal_reports_get_equal_scores",),
     "privacy": (
-        "tests/federation/test_embedded.py::test_what_the_server_receives_holds_no_plain_update",
-        "tests/federation/test_embedded.py::test_secure_aggregation_on_and_off_end_with_the_same_bytes",
+        "tests/simulation/test_embedded.py::test_what_the_server_receives_holds_no_plain_update",
+        "tests/simulation/test_embedded.py::test_secure_aggregation_on_and_off_end_with_the_same_bytes",
     ),
     "incentive": (
-        "tests/test_scores.py::test_raw_ee_of_i_ignores_report_i_bit_for_bit",
-        "tests/test_scores.py::test_but_the_share_and_the_rank_of_i_do_move_with_report_i",
+        "tests/scoring/test_scores.py::test_raw_ee_of_i_ignores_report_i_bit_for_bit",
+        "tests/scoring/test_scores.py::test_but_the_share_and_the_rank_of_i_do_move_with_report_i",
     ),
     "linearity": (
-        "tests/test_scores.py::test_linear_scores_are_linear",
-        "tests/test_scores.py::test_fp_and_ee_are_not_linear",
+        "tests/scoring/test_scores.py::test_linear_scores_are_linear",
+        "tests/scoring/test_scores.py::test_fp_and_ee_are_not_linear",
     ),
 }
 """Where each axiom is checked: on random games, with counterexamples where it fails."""

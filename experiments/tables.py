@@ -69,11 +69,11 @@ utilities, the ground truth, seconds, versions), `paper.json` (the paper's numbe
 
 {columns}
 The last three columns are computed from the same runs of ours. So of the scripts' choices the network,
-Adam's state and weights by samples are not reproduced; the game is the renormalised one in `tab:error_game`
-and `tab:attack`, and the additive one elsewhere; and COS is that of updates in all three (raw results hold
-no cosine of models). Numbers are means ± standard deviations over seeds (the paper states what it calls the
-variance). Rows with fewer than {enough} seeds are "thin": only the pages of the tables show them, and no
-sentence rests on them.
+Adam's state and weights by samples are not reproduced; the game is the renormalised one in `tab:error_game`,
+`tab:attack` and rows that say so, and the additive one elsewhere; and COS is of models in the
+renormalised-game rows of `tab:error`, whose runs all kept it, and of updates elsewhere. Numbers are means ±
+standard deviations over seeds (the paper states what it calls the variance). Rows with fewer than {enough}
+seeds are "thin": only the pages of the tables show them, and no sentence rests on them.
 """
 
 COLUMNS = (
@@ -87,7 +87,7 @@ COLUMNS = (
      *["as printed"] * 2),
     ("L2", "not said to be squared", "squared", *["squared, for comparison"] * 2),
     ("game", "additive; Song et al. cited", "renormalised, weighted by samples", "additive", "additive"),
-    ("COS", "of models, in words of gradients", "of models", *["of updates, summed"] * 2),
+    ("COS", "of models, in words of gradients", *["of models, summed"] * 2, "of updates, summed"),
     ("ResNets", "not said", "pretrained, BatchNorm", *["from scratch, GroupNorm"] * 2),
     ("Adam", "not said", "keeps its state over rounds", *["reset each round"] * 2),
 )  # fmt: skip
@@ -133,8 +133,9 @@ def documents(rows: Sequence[Row], results: Mapping[str, Result], *, toy: bool =
         ]
         lines += list(about(own, results))
         lines += list(SECTIONS.get(name, agreement_section)(own, results, paper))
-        lines += ["Scores are explained in [README](../README.md#scores)."]
+        lines += ["What the [scores](scores.md) are."]
         made[f"tables/{name}.md"] = "\n".join(lines) + "\n"
+    made["tables/scores.md"] = "\n".join(glossary())
     made["tables/rules.md"] = "\n".join(rules_section(rows, results)) + "\n"
     made["tables/alarms.md"] = "\n".join(alarms_section(results)) + "\n"
     made["tables/tab-coalitions.md"] = "\n".join(axioms_section()) + "\n"
@@ -169,14 +170,13 @@ def readme(
     lines += ["## What was run", "", *commands(rows, results), OTHER_PAGES, ""]
     lines += ["## What was not run", "", *missing(rows, results), unlisted(rows, results), ""]
     lines += ["## The scripts", "", *scripts()]
-    lines += list(glossary())
     return "\n".join(lines) + "\n"
 
 
-OTHER_PAGES = """Without a run: [tab:coalitions](tables/tab-coalitions.md), how sure
-[scores](tables/coverage.md) and [shares](tables/share-coverage.md) are, what each [rule](tables/rules.md)
-pays, how often honest runs are [refused](tables/alarms.md), all tests of the [retraining
-game](tables/retrained.md)."""
+OTHER_PAGES = """Without a run: [tab:coalitions](tables/tab-coalitions.md), what the tables'
+[scores](tables/scores.md) are, how sure [they](tables/coverage.md) and [shares](tables/share-coverage.md)
+are, what each [rule](tables/rules.md) pays, how often honest runs are [refused](tables/alarms.md), all tests
+of the [retraining game](tables/retrained.md)."""
 
 
 def settings_used(results: Mapping[str, Result]) -> str:
@@ -193,7 +193,7 @@ flipper replaces class y by C - 1 - y."""
 
 def glossary() -> Lines:
     """What the scores are."""
-    yield "## Scores"
+    yield "# The scores of the tables"
     yield ""
     yield from table(["score", "what it is"], [[name, EXPLAINED[name]] for name in SCORES])
 

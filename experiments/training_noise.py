@@ -51,7 +51,8 @@ def trained(setup: dict[str, Any], seed: int, repeat: int) -> Scores:
     })  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         run(config, Path(folder) / "run")
-        (account,) = read_source(Path(folder) / "run").accounts
+        account = read_source(Path(folder) / "run").account
+    assert account is not None
     return account.scores()
 
 

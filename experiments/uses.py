@@ -177,6 +177,25 @@ def _weights(evidence: Evidence, facts: Facts, claims: Claims) -> None:
     claims["LOO is behind FP by far less than in the paper, and COS is not ahead of FedAvg"] = (
         0 < gap.mean() < theirs / 4 and loss["COS"] <= loss["FedAvg"] and known["COS"] > known["FedAvg"]
     )
+    printed = {way: f"{way}, as printed" for way in ("FedAvg", "FP = EE", "LOO", "COS")}
+    facts["weights printed"] = ", ".join(
+        f"{text(loss[name], '.2f')} ({way})" for way, name in printed.items()
+    )
+    lead = ahead(last["neg-loss"], printed["FP = EE"], printed["FedAvg"])
+    behind = ahead(last["neg-loss"], printed["FP = EE"], printed["LOO"])
+    facts["weights printed lead"] = f"{text(mean(lead.tolist()), '+.2f')}"
+    claims["as printed FP's weights are ahead of FedAvg in the loss, and not ahead of LOO's"] = (
+        lead.mean() > 0 and student(lead) < CHANCE and behind.mean() <= 0
+    )
+    before = each(lambda cell: curve(cell, "neg-loss")[-2])
+    short = ahead(before, printed["FP = EE"], printed["FedAvg"])
+    facts["weights printed before"] = text(mean(short.tolist()), "+.2f")
+    claims["as printed FP's weights are behind FedAvg a round earlier"] = (
+        short.mean() < 0 and student(short) < CHANCE
+    )
+    facts["weights printed accuracy"] = ", ".join(
+        f"{text(mean(list(last['accuracy'][name].values())), '.2f')} ({way})" for way, name in printed.items()
+    )
 
 
 def _influence(evidence: Evidence, facts: Facts, claims: Claims) -> None:

@@ -31,19 +31,42 @@ def pytest_collection_finish(session):
     gc.freeze()
 
 
+class Shell:
+    """The command line as from a shell."""
+
+    def __init__(self, capsys, monkeypatch):
+        self.capsys, self.monkeypatch = capsys, monkeypatch
+
+    def __call__(self, *arguments):
+        """Return exit code, stdout and stderr."""
+        from fedmerit.cli import main
+
+        self.monkeypatch.setattr(sys, "argv", ["fedmerit", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = self.capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    def said(self, *arguments):
+        """Return what a command prints that must succeed."""
+        code, out, err = self(*arguments)
+        assert code == 0, err
+        return out
+
+    def refused(self, *arguments):
+        """Return the one line with which a command must fail; some print what they find before."""
+        code, out, err = self(*arguments)
+        assert code == 2
+        assert out == "" or arguments[0] in ("demo", "keys", "verify")
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        return err
+
+
 @pytest.fixture
 def fedmerit(capsys, monkeypatch):
     """Call the command line as from a shell: (exit code, stdout, stderr)."""
-    from fedmerit.cli import main
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedmerit", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return call
+    return Shell(capsys, monkeypatch)
 
 
 class Hasty(sqlite3.Connection):
@@ -80,3 +103,26 @@ def folder(runs, tmp_path):
 def closed(runs, tmp_path):
     """A copy of the one in which the coordinator alone does."""
     return shutil.copytree(runs / "closed", tmp_path / "closed")
+
+
+@pytest.fixture(scope="session")
+def once_finished(tmp_path_factory):
+    from linear_federation import Federation
+
+    return Federation(tmp_path_factory.mktemp("finished"), files=True).run().home
+
+
+@pytest.fixture(scope="session")
+def rehearsed(tmp_path_factory):
+    """What `tiny` gives with all utilities, and the folder of that run; not to be changed."""
+    from fedmerit.simulation.run import run
+    from tiny import ALL, tiny
+
+    folder = tmp_path_factory.mktemp("rehearsed") / "run"
+    return run(tiny(ALL), folder), folder
+
+
+@pytest.fixture
+def finished(once_finished, tmp_path):
+    """A copy of the folder of a run that went well: keys, roster, members' files, and ``run``."""
+    return shutil.copytree(once_finished, tmp_path / "home")

@@ -17,8 +17,8 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 @pytest.fixture(scope="module")
 def imports():
-    """Module -> what it imports, lazily too, but not what only a type checker sees."""
-    graph = grimp.build_graph("fedmerit", exclude_type_checking_imports=True, cache_dir=None)
+    """Module -> what it imports, lazily and for type checkers too."""
+    graph = grimp.build_graph("fedmerit", exclude_type_checking_imports=False, cache_dir=None)
     return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
 
 
@@ -45,14 +45,19 @@ def cycles(imports):
     return found
 
 
-def test_no_import_cycle_at_the_top_or_lazily(imports):
+def test_no_import_cycle_at_the_top_or_lazily_or_for_type_checkers(imports):
     assert cycles({"a": ["b"], "b": ["c"], "c": ["b"]}) == [["b", "c"]]  # it does find one
     assert cycles(imports) == []
 
 
-def test_at_most_a_hundred_and_twenty_three_modules_and_no_class_name_twice():
+def test_a_file_is_a_concept_and_no_fragment_of_one():
+    """Merge before you split: a first version had 6.7 files per 1,000 lines, and nobody found their way."""
+    lines = [len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCE.rglob("*.py")]
+    assert 1000 * len(lines) / sum(lines) <= 3.5
+
+
+def test_no_class_name_twice():
     modules = [module for _, module in nodes()[ast.Module]]
-    assert 100 < len(modules) <= 123
     names = Counter(node.name for one in modules for node in one.body if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1] == []
 
@@ -70,12 +75,13 @@ def stops(transport):
 
 NOT_PROTOCOL = (
     "scoring",
+    "files/",
     "simulation/",
     "data/",
+    "flower/measures",
     "errors",
     "config",
-    "limits",
-    "toml_values",
+    "settings",
     "identity",
     "report",
     "notes",
@@ -103,11 +109,9 @@ def walked(run):
 
 
 def test_a_round_in_one_process_walks_where_the_page_says(tmp_path):
-    sys.path.insert(0, str(ROOT / "tests" / "federation"))
-    from tiny import tiny
-
     from fedmerit.simulation.run import Rehearsal
     from fedmerit.storage.run_folder import Folder
+    from tiny import tiny
 
     with Folder(tmp_path / "run", tiny()) as folder:
         rehearsal = Rehearsal(tiny(), folder)
@@ -115,17 +119,15 @@ def test_a_round_in_one_process_walks_where_the_page_says(tmp_path):
         rehearsal.round(1)
         found = walked(lambda: rehearsal.round(2)) - {"protocol/direction"}  # for an analysis of its own
     told = stops("local")
-    assert len(told) <= 15
+    assert len(told) <= 16
     assert len(told) == len(set(told))
     assert found <= set(told)
     assert set(told) - found <= {"storage/member_state"}  # members of one process remember in memory
 
 
 def test_a_round_over_flower_walks_where_the_page_says(tmp_path, monkeypatch):
-    sys.path.insert(0, str(ROOT / "tests" / "flower"))
     from federation_in import grid_of, make_keys
     from federation_in import run as run_over
-
     from fedmerit.protocol.coordinator import Coordinator
 
     real, found, models = Coordinator.round, set(), []
@@ -138,6 +140,6 @@ def test_a_round_over_flower_walks_where_the_page_says(tmp_path, monkeypatch):
     make_keys(tmp_path)
     run_over(tmp_path, grid_of(tmp_path))
     told = stops("flower")
-    assert len(told) <= 15
+    assert len(told) <= 17
     assert len(told) == len(set(told))
     assert found == set(told)

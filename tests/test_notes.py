@@ -1,4 +1,4 @@
-"""Words for people: one catalogue, codes that are made where they are meant, names that never leak."""
+"""Words for people: one catalogue, codes that are made where they are meant."""
 
 import ast
 import copy
@@ -6,65 +6,18 @@ import json
 import pickle
 import re
 import string
-from decimal import Decimal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fedmerit.config import SECTIONS, Corruption
-from fedmerit.notes import NAMES, PLAIN, Note, catalogue, catalogue_of, code_of, planted, speaking, words
+from fedmerit.config import SECTIONS
+from fedmerit.notes import Note, catalogue, catalogue_of, code_of, speaking, words
 from fedmerit.report.text import on_page, on_terminal
+from fedmerit.settings import Corruption, planted
 from sources import SOURCE, calls, texts
 
 WORDS = {code: text for code, text in catalogue().items() if "." not in code}
 
 # ----------------------------------------------------------------------------------------- the catalogue
-
-LISTS = {
-    "clients": ("North", "South"),
-    "zero": ("alpha", "LOO"),
-    "packages": ("torch 2.4", "safetensors 0.4"),
-    "doubts": ("One. Two.", "Three."),
-    "each": (Note("rider-zero", client="North"), Note("rider-stale", client="South")),
-    "faults": (Note("planted-flips", clients=["North"]),),
-    "gaps": (Note("gap-between", earlier=1, later=3),),
-    "jumps": (Note("jump-between", earlier=1, later=2, ends=0.5, begins=0.25),),
-    "files": (Note("file-gone", file="scores.csv"),),
-    "columns": ("comment", "checked by"),
-    "sums": (Note("kept-sum", round=2, clients=["North"]),),
-}
-NUMBERS = dict.fromkeys(
-    [
-        "aborted", "budget", "amount", "begins", "closed", "decision", "earlier", "ends", "gain", "heads",
-        "first", "constant", "mean", "sd",
-        "joined", "later", "least", "members", "own", "pairs", "percent", "planned", "positive", "pot",
-        "record", "records", "reports", "round", "seen", "signed", "sum", "there", "total", "unreported",
-        "counter", "count", "disk", "bytes", "size", "factor", "lines", "most", "runs", "changes",
-        "holding", "equations", "needed", "part", "cores",
-    ],
-    7,
-)  # fmt: skip
-NESTED = {
-    "reason": Note("status", score="FP", status="reversed"),
-    "why": Note("undefined", reason=Note("status", score="FP", status="reversed")),
-    "place": Note("place", record=5, rounds=2),
-    "how": Note("differs-how", what="v(M)", own=0.5, utility="accuracy", used=0.25),
-    "instead": Note("payouts-instead", decision=1),
-    "after": Note("payouts-after", round=2, planned=3),
-    "mine": Note("payouts-mine", amount=Decimal("1.5"), currency=" EUR", client="North"),
-}
-NESTED["departures"] = (Note("departs-in", term="rule", used="fair", signed="fenced"),)
-NESTED["departs"] = Note("departs", departures=NESTED["departures"])
-TEXTS = {
-    "client": "North",
-    "other": "South",
-    "roster": "roster.toml",
-    "path": "runs/North",
-    "option": "--on",
-    "text": "North",
-    "meant": "North",
-}
 
 
 def fields(words):
@@ -76,26 +29,23 @@ def fields(words):
     return found
 
 
+JOINED = re.compile("first|listed|so on|few|clauses|spaced|numbered", re.IGNORECASE)
+"""How lists are written, see `fedmerit.notes`."""
+
+
 def sample(code, words=None):
-    """Values for everything that a template takes."""
+    """Values for everything that a template takes, as its placeholders need them."""
     values = {}
     for name, specs in fields(words or WORDS[code]).items():
         if name == "where":
             values["round"] = 4
-        elif name == "rounds":
-            values[name] = (2, 5) if {"numbered", "it|them"} & set(specs) or code in LISTED else 2
-        elif name in ("noise", "used"):
-            values[name] = 7 if "g" in "".join(specs) else "ramp"
+        elif any(JOINED.match(spec) for spec in specs):
+            values[name] = (2, 5) if any("numbered" in spec.lower() for spec in specs) else ("North", "South")
+        elif any(spec == "quoted" for spec in specs):
+            values[name] = "North"
         else:
-            values[name] = {**NUMBERS, **LISTS, **NESTED, **TEXTS}.get(
-                name, "plain" if name in PLAIN else None
-            )
-            assert values[name] is not None, f"{code}: no sample of {name}"
+            values[name] = 7
     return values
-
-
-LISTED = ("kept-same", "kept-lost")
-"""Notes whose rounds are numbers, not a count."""
 
 
 @pytest.mark.parametrize("code", WORDS)
@@ -104,8 +54,8 @@ def test_every_template_formats_with_its_values(code):
     text = str(Note(code, **values))
     assert not re.search(r"[{}]", text)
     for name in fields(WORDS[code]):
-        for shown in values[name] if isinstance(values.get(name), tuple) else [values.get(name, "round 4: ")]:
-            assert str(shown) in text
+        for value in values[name] if isinstance(values.get(name), tuple) else [values.get(name, "round 4: ")]:
+            assert str(value) in text
     assert (code_of(Note(code, **values)), code_of(text)) == (code, "")
 
 
@@ -197,14 +147,12 @@ def test_the_page_and_the_command_line_have_words_of_their_own():
     ("words", "said"),
     [
         (("fenced", {"clients": list("ABCDEFG")}), "held back by the fence: A, B, C, D, E and 2 more"),
-        (("aborted", {"rounds": [4]}), "round 4 was aborted: the model stayed as it was"),
         (("aborted", {"rounds": [4, 5]}), "rounds 4 and 5 were aborted: the model stayed as it was"),
-        (("file-older", {"file": "scores.csv", "rounds": 1}), "scores.csv is 1 round older than the ledger"),
         (("file-older", {"file": "scores.csv", "rounds": 2}), "scores.csv is 2 rounds older than the ledger"),
         (
             ("gap", {"gaps": [Note("gap-between", earlier=k, later=k + 2) for k in (1, 3, 5, 7)]}),
-            "there are no reports between rounds 1 and 3; 3 and 5; 5 and 7; and 1 more: what changed then is "
-            "in nobody's score",
+            "there are no reports between rounds 1 and 3; 3 and 5; 5 and 7; and 1 more: nobody's score "
+            "includes what changed then",
         ),
         (
             ("fallback", {"score": "FP", "round": None, "zero": ["alpha"], "used": "LOO"}),
@@ -217,113 +165,36 @@ def test_lists_and_numbers_read_as_one_says_them(words, said):
     assert Note(code, **values) == said
 
 
-# ------------------------------------------------------------------------------------------- pseudonyms
-
-ODD = [
-    "the", "round", "client", "1", "10", "0", "A", "AA", "Ulm", "Ulm 2", ".*", "(?i)x", "<b>", "</p>", "{0}",
-    "%s", "Member A", "another member", "withheld", "alpha", "é", "e\u0301", "scores.csv", "'", '"', ", and",
-]  # fmt: skip
-names = st.lists(
-    st.one_of(st.sampled_from(ODD), st.text(min_size=1, max_size=8)), min_size=2, max_size=2, unique=True
-)
-
-
-def with_names(code, one, other):
-    """A note in which everything that could be a name, or hold one, is or does."""
-    values = {}
-    for key, value in sample(code).items():
-        if key in NAMES:
-            value = {"client": one, "other": other, "clients": (one, other)}[key]
-        elif isinstance(value, Note):
-            value = with_names(value.code, one, other)
-        elif isinstance(value, tuple) and isinstance(value[0], Note):
-            value = tuple(with_names(item.code, one, other) for item in value)
-        elif isinstance(value, str) and key not in PLAIN:
-            value = f"{one} of {other}"
-        values[key] = value
-    return Note(code, **values)
-
-
-@given(names, st.sampled_from(sorted(WORDS)))
-def test_whatever_members_are_called_their_pseudonyms_make_the_same_text(real, code):
-    one, other = real
-    plain = with_names(code, "North", "South").renamed({"North": "Member A", "South": "Member B"})
-    hidden = with_names(code, one, other).renamed({one: "Member A", other: "Member B"})
-    assert hidden == plain
-    assert "North" not in plain
-    assert "South" not in plain
-
-
-def test_who_has_no_pseudonym_is_not_named_and_lists_follow_the_new_names():
-    told = Note("fenced", clients=["Ulm", "Bonn", "Eve"]).renamed({"Ulm": "Member C", "Bonn": "Member B"})
-    assert told == f"held back by the fence: Member B, Member C, {words('name.somebody')}"
-    assert (
-        Note("kept-heads", heads=2, path="/data/Ulm").renamed({})
-        == "kept: all 2 heads in DIR are on the chain"
-    )
-    assert "Ulm" not in Note("keys", roster="Ulm.toml", hash="ab").renamed({})
-
-
 # ------------------------------------------------------------------------------ what a rehearsal planted
 
 A, B, C = "Ash {0}", "Bonn, Radiology", "Cork"
-HIDDEN = {A: "Member C", B: "Member A", C: "Member B"}
+
+
+RANDOM = "labels were replaced by random ones on purpose:"
 
 
 @pytest.mark.parametrize(
-    ("given", "expected", "hidden"),
+    ("given", "expected"),
     [
-        ({}, "", ""),
-        ({"label_noise": {A: 0.0}}, "", ""),
-        (
-            {"label_noise": {A: 0.8, B: 0.125, C: 0.0}},
-            f"Rehearsal: labels were replaced by random ones on purpose: 80% at {A}, 12.5% at “{B}” "
-            "(corruption.label_noise).",
-            "Rehearsal: labels were replaced by random ones on purpose: 12.5% at Member A, 80% at Member C "
-            "(corruption.label_noise).",
-        ),
-        (
-            {"label_noise": "ramp"},
-            "Rehearsal: labels were replaced by random ones on purpose: from none at the first member to all "
-            'at the last one (corruption.label_noise = "ramp").',
-            "Rehearsal: labels were replaced by random ones on purpose: from none at the first member to all "
-            'at the last one (corruption.label_noise = "ramp").',
-        ),
-        (
-            {"label_flip": [A, C]},
-            f"Rehearsal: the labels of {A} and {C} were flipped on purpose (corruption.label_flip).",
-            "Rehearsal: the labels of Member B and Member C were flipped on purpose (corruption.label_flip).",
-        ),
-        (
-            {"free_rider": {A: "zero", C: "stale"}, "test_set": [B]},
-            f"Rehearsal: in place of training, {A} sent no change, {C} sent back the model of one round "
-            f"earlier on purpose (corruption.free_rider); {B} trained on test samples on purpose "
-            "(corruption.test_set).",
-            "Rehearsal: in place of training, Member B sent back the model of one round earlier, Member C "
-            "sent no change on purpose (corruption.free_rider); Member A trained on test samples on purpose "
-            "(corruption.test_set).",
-        ),
-        (
-            {"duplicate": {C: A}},
-            f"Rehearsal: {C} trained on the data of {A} on purpose (corruption.duplicate).",
-            "Rehearsal: Member B trained on the data of Member C on purpose (corruption.duplicate).",
-        ),
-        (
-            {"misstate": {A: 1.01, C: -2.0}},
-            f"Rehearsal: {A} stated 1.01 times its score, {C} stated -2 times its score on purpose "
-            "(corruption.misstate).",
-            "Rehearsal: Member B stated -2 times its score, Member C stated 1.01 times its score on purpose "
-            "(corruption.misstate).",
-        ),
+        ({"label_noise": {A: 0.0}}, ""),
+        ({"label_noise": {A: 0.8, B: 0.125, C: 0.0}},
+         f"{RANDOM} 80% at {A}, 12.5% at “{B}” (corruption.label_noise)."),
+        ({"label_noise": "ramp"},
+         f'{RANDOM} from none at the first member to all at the last one (corruption.label_noise = "ramp").'),
+        ({"label_flip": [A, C]},
+         f"the labels of {A} and {C} were flipped on purpose (corruption.label_flip)."),
+        ({"free_rider": {A: "zero", C: "stale"}},
+         f"in place of training, {A} sent no change, {C} sent back the model of one round earlier on purpose "
+         "(corruption.free_rider)."),
+        ({"misstate": {A: 1.01, C: -2.0}},
+         f"{A} stated 1.01 times its score, {C} stated -2 times its score on purpose (corruption.misstate)."),
     ],
-)
-def test_every_kind_of_planted_fault_is_told(given, expected, hidden):
+)  # fmt: skip
+def test_every_kind_of_planted_fault_is_told_and_one_member_reads_no_other_name(given, expected):
+    expected = expected and f"Rehearsal: {expected}"
     assert planted(Corruption(**given)) == expected
-    assert planted(Corruption(**given), HIDDEN) == hidden
-
-
-def test_a_name_without_a_pseudonym_is_not_told():
-    assert "Cork" not in planted(Corruption(label_flip=[C], duplicate={A: C}), {A: "Member A"})
+    others = expected.replace(f"“{B}”", B).replace(B, words("name.somebody"))
+    assert planted(Corruption(**given), seen_by=A) == others.replace(C, words("name.somebody"))
 
 
 def test_of_very_many_only_some_are_named():
@@ -339,7 +210,7 @@ def test_german_notes_have_german_quotation_marks_and_code_stays_code():
         assert "„Sankt Anna's\\n“" in Note("never-summed", client="Sankt Anna's\n")
         assert "„U\\u0308lm“ und „\\xdclm“" in Note("composed-alike", client="U\u0308lm", other="Ülm")
         assert "Status „reversed“, nicht „ok“" in Note("status", score="FP", status="reversed")
-        decided = Note("undefined-decided", reason=Note("no-division"), decided="equal")
+        decided = Note("undefined-decided", reason=Note("undefined", reason="x"), decided="equal")
     assert "on_undefined='equal' hat entschieden" in decided
     assert "member 'Ulm' reported" in Note("partly-zero", client="Ulm", seen=1, rounds=2)
 

@@ -54,7 +54,20 @@ def test_a_run_with_masks_says_what_to_install(process):
     assert not (home / "masked" / "scores.json").exists()
 
 
-def test_what_needs_none_of_them_loads():
-    program = f"{BLOCK}import fedmerit, fedmerit.cli, fedmerit.data"
+WITHOUT_SUMS = (
+    "import sys\nfor name in ('cryptography', 'Crypto', 'msgspec', 'torch'): sys.modules[name] = None\n"
+)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        f"{BLOCK}import fedmerit, fedmerit.cli, fedmerit.data",
+        f"{WITHOUT_SUMS}import fedmerit.secagg.quantise\nfrom fedmerit.config import from_dict\n"
+        "assert from_dict({}).threshold == 5",
+    ],
+    ids=["rehearsals", "settings and integers"],
+)
+def test_what_needs_none_of_them_loads(program):
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert found.returncode == 0, found.stderr

@@ -43,7 +43,10 @@ def fedmerit(*arguments: str, folder: Path) -> None:
 def pages(folder: Path) -> dict[str, Path]:
     """Make the pages; return the name of each picture and its page."""
     fedmerit("demo", folder=folder)
-    fedmerit("rewards", "runs/demo", "--budget", "10000.00", folder=folder)
+    fedmerit("rewards", "runs/demo", "--budget", "10000.00 EUR", folder=folder)
+    fedmerit("page", "runs/demo", folder=folder)
+    for name in ("Abbey", "Castle", "Dale"):
+        fedmerit("approve", "runs/demo", "--key", f"runs/demo/keys/{name}.pem", folder=folder)
     (folder / "demo.toml").write_text(as_toml(DEMO), encoding="utf-8")
     fedmerit("run", "demo.toml", "--repeat", "3", "--out", "runs/again", folder=folder)
     return {

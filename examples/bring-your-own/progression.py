@@ -2,6 +2,7 @@
 
     python progression.py                            # writes progression.csv
     fedmerit run progression.toml --out runs/progression
+    python progression.py progression.csv Dale       # the answers of Dale's patients, exchanged among them
 
 With scikit-learn installed the table is its copy of the diabetes data of Efron, Hastie, Johnstone and
 Tibshirani (2004), "Least Angle Regression". Without it, the table is made up: as many patients and columns.
@@ -31,9 +32,10 @@ def patients():
     return x, np.clip(152 + x @ slope + rng.normal(0, 54, 442), 25, 346).round()
 
 
-def main(path="progression.csv"):
+def main(path="progression.csv", exchanged=""):
     x, y = patients()
     clinic = np.random.default_rng(1).choice(CLINICS, len(x))
+    y[clinic == exchanged] = np.random.default_rng(2).permutation(y[clinic == exchanged])
     with Path(path).open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(["clinic", "progression", *COLUMNS])

@@ -130,10 +130,10 @@ fedmerit("verify", "ledger.jsonl", "--as", "Dale")
 
 # ## Show it
 #
-# The page was written by the run, and anew with the decision: it shows who is paid what. This one hides the
-# names.
+# The page was written by the run, and anew with the decision: it shows who is paid what. `fedmerit page`
+# writes it once more, under another name.
 
-fedmerit("page", "first", "--pseudonyms", "--out", "board.html")
+fedmerit("page", "first", "--out", "board.html")
 
 # ## Then ask what would change the answer
 #

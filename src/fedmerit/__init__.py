@@ -6,16 +6,20 @@
 ('C', 'B', 'A')
 """
 
+from functools import partial as _partial
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from fedmerit.config import VERSION as _VERSION
 from fedmerit.errors import FedmeritError
+from fedmerit.files import documents as _documents  # noqa: F401  it adds to Scores how they are shown
+from fedmerit.files.reports import read
 from fedmerit.scoring.accumulate import accumulate
-from fedmerit.scoring.agreement import agreement, normalise
-from fedmerit.scoring.files import read
-from fedmerit.scoring.ground_truth import banzhaf, beta_shapley, multi_round, semivalue, shapley
-from fedmerit.scoring.rewards import payouts, shares
+from fedmerit.scoring.amounts import payouts
+from fedmerit.scoring.ground_truth import agreement, banzhaf, multi_round, normalise, semivalue, shapley
+from fedmerit.scoring.panel import Panel, hands, panel
+from fedmerit.scoring.rewards import share_intervals, shares
 from fedmerit.scoring.scores import (
     SCORES,
     alpha,
@@ -30,45 +34,20 @@ from fedmerit.scoring.scores import (
     solo,
     surplus,
 )
-from fedmerit.scoring.share_intervals import share_intervals
+from fedmerit.scoring.types import SHOWN as _SHOWN
 from fedmerit.scoring.types import Reports, Scores, Table
 
 if _TYPE_CHECKING:
-    from fedmerit.report.notebook import Run as _Run
+    from fedmerit.report.notebook import LoadedRun as _Run
 
 __version__ = _VERSION
 
 __all__ = [
-    "SCORES",
-    "FedmeritError",
-    "Reports",
-    "Scores",
-    "Table",
-    "accumulate",
-    "agreement",
-    "alpha",
-    "aumann_shapley",
-    "banzhaf",
-    "beta_shapley",
-    "cos",
-    "cos_model",
-    "ee",
-    "fp",
-    "influence",
-    "ioi",
-    "load",
-    "loo",
-    "multi_round",
-    "normalise",
-    "payouts",
-    "read",
-    "semivalue",
-    "shapley",
-    "share_intervals",
-    "shares",
-    "solo",
-    "surplus",
-]
+    "SCORES", "FedmeritError", "Panel", "Reports", "Scores", "Table", "accumulate", "agreement", "alpha",
+    "aumann_shapley", "banzhaf", "cos", "cos_model", "ee", "fp", "hands", "influence", "ioi", "load", "loo",
+    "multi_round", "normalise", "panel", "payouts", "read", "semivalue", "shapley", "share_intervals",
+    "shares", "solo", "surplus",
+]  # fmt: skip
 
 
 def load(folder: str | _Path) -> "_Run":
@@ -76,3 +55,14 @@ def load(folder: str | _Path) -> "_Run":
     from fedmerit.report.notebook import load  # here, so that scores alone load no ledger
 
     return load(folder)
+
+
+def _show(how: str, value: _Any) -> _Any:
+    from fedmerit.report import shown  # here, so that scores alone load no tables and charts
+
+    return getattr(shown, how)(value)
+
+
+_SHOWN.update({
+    how: _partial(_show, how) for how in ("scores_html", "scores_plot", "shares_plot", "payouts_html")
+})  # fmt: skip

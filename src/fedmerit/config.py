@@ -1,8 +1,5 @@
 """Settings from TOML, validated. Every key has a default, unknown keys are errors, messages name the key.
 
-Settings are plain frozen dataclasses, so that they work where only numpy and torch are installed. What they
-may be is in `limits`.
-
 Recorded settings (in a ledger, in terms, in a run folder) are text that begins with the number of its
 ``schema``; a text of another schema is refused.
 """
@@ -10,27 +7,30 @@ Recorded settings (in a ledger, in terms, in a run folder) are text that begins 
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import hashlib
 import importlib
 import json
+import math
 import os
+import re
 import sys
 import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from fedmerit.errors import ConfigError
-from fedmerit.heading import Heading
-from fedmerit.limits import WHOLE, WITHOUT_GRADIENT, check
+from fedmerit.errors import ConfigError, KeyFileError
+from fedmerit.identity import check_names
 from fedmerit.notes import meant
-from fedmerit.secagg.setting import default_threshold
-from fedmerit.toml_values import as_kind, fits, parse, text_in, words, written
+from fedmerit.scoring.rewards import SELF_REPORTED
+from fedmerit.scoring.sampling import is_whole, scale_of
+from fedmerit.secagg.quantise import is_number
+from fedmerit.secagg.setting import LEAST_IN_SUM
+from fedmerit.settings import WITHOUT_GRADIENT, Scoring, Sections, wrong
 
 VERSION = "0.1.0"
 """The version of this package, in `fedmerit --version`, on every page and in every ledger's first record."""
@@ -41,363 +41,24 @@ SCHEMA = 1
 """The schema of the settings in this file."""
 
 
-def setting(default: Any, beside: str = "", *, above: str = "") -> Any:
-    """Return a field with its default, and the words that `fedmerit init` writes beside and above it."""
-    words = {"beside": beside, "above": above}
-    return (
-        field(default_factory=dict, metadata=words)
-        if default == {}
-        else field(default=default, metadata=words)
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
-class Data:
-    """The samples, and the test samples on which everybody is measured."""
-
-    name: str = setting(
-        "fashion-mini",
-        'table | npz | folder | fashion-mini | cifar10 | brain-mri | isic2019 | pcam | "module:function"',
-        above="your own data, model and metric: docs/bring-your-own.md",
-    )
-    path: str = setting("", "where the files are, relative to the current folder (not for fashion-mini)")
-    test_size: int = setting(
-        500,
-        "test samples in the pool, balanced over classes if there are any; 0: the whole test set as it is",
-    )
-    test_reveal: Literal["fixed", "per-round", "end"] = setting(
-        "fixed",
-        "per-round: a fresh slice of the pool each round, in a committed order",
-        above='end: shown after the last round, for scoring.method = "settled" and only there; if you leave '
-        "the key out, it is end there and fixed elsewhere",
-    )
-    options: Mapping[str, Any] = setting(
-        {}, 'options of the reader: {size = 64} for images, {target = "outcome"} for a table'
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Partition:
-    """Who holds which training samples."""
-
-    scheme: Literal["iid", "dirichlet", "group", "sizes", "file"] = setting("dirichlet")
-    clients: int = setting(
-        6, 'for "group" and "file", leave it out or write 0: as many as in the data or the file'
-    )
-    mu: float = setting(0.5, 'for "dirichlet": the smaller, the fewer classes per client')
-    minimum: int = setting(10, "smallest number of samples per client")
-    sizes: Sequence[int] | Sequence[float] = setting(
-        (), 'for "sizes": counts, or fractions, in the order of names'
-    )
-    file: str = setting("", 'for "file": a saved partition')
-    names: Sequence[str] = setting(
-        (),
-        'for "group" and "file": their order; for "group" also which groups take part',
-        above='by default client-0, client-1, ...; with "group" and "file", the names in the data or the '
-        "file",
-    )
-    merge: Mapping[str, Sequence[str]] = setting(
-        {},
-        '{North = ["Site 1", "Site 2"]}',
-        above='for "group": several groups that form one member; a group that is not listed is a '
-        "member of its own",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Corruption:
-    """Faults planted in members on purpose; for rehearsals and experiments."""
-
-    label_noise: Mapping[str, float] | str = setting({}, '{client-5 = 0.8}, or "ramp"')
-    label_flip: Sequence[str] = setting((), "members whose labels y become C-1-y")
-    free_rider: Mapping[str, str] = setting({}, '{client-1 = "zero" | "noise" | "stale"}')
-    duplicate: Mapping[str, str] = setting(
-        {}, '{client-2 = "client-0"}: client-2 trains on the data of client-0'
-    )
-    test_set: Sequence[str] = setting((), "these members also train on the test pool")
-    misstate: Mapping[str, float] = setting(
-        {}, "{client-2 = 1.01}: client-2 states 1.01 times its score at the settlement"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """The network."""
-
-    name: str = setting(
-        "cnn",
-        'mlp | cnn | cnn-pool | resnet18 | resnet50 | "module:factory"',
-        above='or a model of your own: "module:factory", called as factory(input_shape, outputs); outputs is '
-        "the number of classes, or 1 for real numbers and for the loss binary",
-    )
-    norm: Literal["group", "batch"] = setting("group")
-    outputs: Literal["", "logits", "probabilities", "standardised", "plain"] = setting(
-        "",
-        "what the network returns: for classes, logits (what looks like probabilities is refused unless this "
-        "key says what it is); for the loss mse, standardised, in standard deviations from the mean of y, or "
-        "plain, in the unit of y",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """Rounds, local training (the optimiser is reset each round), and the weights of the sum."""
-
-    rounds: int = setting(10)
-    local_epochs: int = setting(5)
-    batch_size: int = setting(64)
-    loss: str = setting(
-        "cross-entropy",
-        'cross-entropy | binary | mse | "module:function"',
-        above='or a loss of your own: "module:function", called as function(outputs, y) for a number',
-    )
-    optimiser: Literal["adam", "adamw", "sgd"] = setting("adam")
-    lr: float = setting(0.001)
-    momentum: float = setting(0.0, 'for "sgd"')
-    weight_decay: float = setting(0.001)
-    tf32: bool = setting(
-        False, "let a GPU multiply in TF32: faster, but results differ from a CPU's by more than rounding"
-    )
-    weights: Literal["uniform", "roster", "secret", "scores", "current-scores"] = setting("uniform")
-    weight_score: Literal["ALPHA", "LOO", "IOI", "FP", "EE", "COS"] = setting(
-        "ALPHA", 'for "scores" and "current-scores" (which makes the run an analysis)'
-    )
-    roster_weights: Mapping[str, float] = setting({}, 'for "roster": {client-0 = 2.0}')
-    weight_cap: int = setting(100000, 'for "secret": the largest sample count anyone may claim')
-
-
-@dataclass(frozen=True, kw_only=True)
-class Participation:
-    """Who takes part when."""
-
-    fraction: float = setting(1.0, "fraction of the members who take part, drawn anew each round")
-    away: Mapping[str, Sequence[int]] = setting({}, "{client-2 = [3]}: client-2 misses round 3")
-    lost: Mapping[str, str] = setting(
-        {}, '{client-2 = "3:masked"}: client-2 is lost in round 3, from stage masked on'
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scoring:
-    """What is measured. Members are paid by the first utility."""
-
-    method: Literal["settled", "both", "reports"] = setting(
-        "both",
-        "both: reports and, on another part of the pool, a settlement",
-        above="settled: after the last round members state their part in the gain, and the statements must "
-        "add up exactly; reports: members report in each round what they measured; if you leave the key out, "
-        "it is reports where nothing can be settled",
-    )
-    utilities: Sequence[str] = setting(
-        ("expected-accuracy", "accuracy", "brier"),
-        "also: sharpened-accuracy, balanced-accuracy, neg-loss; rmse-skill, mae-skill; auc, f1, c-index",
-        above='or one of your own: "module:function", called as function(model, x, '
-        "y); it returns a number per sample, or one number if it is listed in whole",
-    )
-    whole: Sequence[str] = setting(
-        (),
-        "auc, f1 and c-index always are",
-        above="which of your own utilities are metrics of the whole test set, not means over samples",
-    )
-    scale: float = setting(
-        0.0,
-        "for rmse-skill and mae-skill: the error, in the unit of y, from which on an answer counts as 0",
-    )
-    game: Literal["additive", "renormalised"] = setting("additive")
-    visibility: Literal["all", "coordinator"] = setting(
-        "all", "coordinator: each member sees only its own numbers and the totals"
-    )
-    disclose_samples: bool = setting(False, "members also report how many training samples they hold")
-    solo: bool = setting(False, "members also train alone and report that model's utility")
-    errors: Literal["joint", "plain"] = setting(
-        "joint",
-        "plain: as if the pool were drawn at random, and no such numbers",
-        above="joint: standard errors by class if the pool is drawn by class, and 32 numbers with each "
-        "report, from which anybody can compute how sure a difference between two members is",
-    )
-    truth: Sequence[str] = setting(
-        (),
-        '"mr-shapley", "round-shapley", "shapley": over all rounds, of the last round, retrained',
-        above="these need plain updates, so the run is marked as an analysis",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Payment:
-    """How members are paid. Members sign it with the other settings, before anybody knows a score."""
-
-    rule: Literal["fenced", "fair", "impartial", "equal"] = setting(
-        "fenced",
-        "fair | impartial | equal",
-        above="`fedmerit rewards` pays by these terms; any other terms are recorded and shown as a departure",
-    )
-    score: Literal["auto", "PHI", "ALPHA", "LOO", "IOI", "COS", "MERIT"] = setting(
-        "auto", "auto: PHI where members settle, ALPHA where they report"
-    )
-    missing: Literal["zero", "own-mean"] = setting("zero", "what a missed round counts in the sum")
-    equal: float = setting(
-        0.0, "part of the budget that is divided equally among members who are not surely below zero"
-    )
-    floor: float = setting(0.0, "smallest share of a member who has a score")
-    cap: float = setting(1.0, "largest share of a member")
-    currency: str = setting("EUR", "of the budget: a code such as EUR, or a sign such as $")
-    forfeit: float = setting(
-        1.0, "part of its share that a member loses if the settlement names it for a lie; it stays unpaid"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settlement:
-    """The settlement after the last round; for the methods "settled" and "both"."""
-
-    blocks: int = setting(16, "blocks of the settled part of the pool, for standard errors")
-    detail: Literal["rounds", "run"] = setting("rounds", "what a member states: a number per round, or one")
-    naming: bool = setting(
-        True, "a false statement can be traced to its author, for 8 bytes per parameter; false: 4 bytes"
-    )
-    window_days: float = setting(14.0, "how long a missing statement may still be handed in")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SecureAggregation:
-    """The masked sum."""
-
-    enabled: bool = setting(True)
-    bound: float = setting(4.0, "largest |M_i - M0| per coordinate")
-    threshold: int = setting(0, "members needed to finish a round; 0: floor(2/3 of all members) + 1")
-    least: int = setting(0, "between machines: fewest members that a round may schedule; 0: the threshold")
-    check: bool = setting(True, "false saves an exchange; updates are then hidden from an honest server only")
-    clip: bool = setting(
-        False, "cut (and count) what lies beyond the bound; by default such an update is refused"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings:
-    """Seed, repeat and device."""
-
-    seed: int = setting(0)
-    repeat: int = setting(1, "from 2 on: another first model and batch order; data and test pool stay")
-    device: str = setting("auto", "auto | cpu | cuda")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportSettings:
-    """What decisions, statements and the page are about, and their language."""
-
-    title: str = setting("", "such as Lung nodules 2026")
-    consortium: str = setting("", "who trains together")
-    date: str = setting("", "a day such as 2026-11-30; a decision without one is of the day it is made")
-    language: Literal["en", "de"] = setting("en", "of page and statements")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """All settings of a run."""
-
-    data: Data = Data()
-    partition: Partition = Partition()
-    corruption: Corruption = Corruption()
-    model: Model = Model()
-    training: Training = Training()
-    participation: Participation = Participation()
-    scoring: Scoring = Scoring()
-    settlement: Settlement = Settlement()
-    payment: Payment = Payment()
-    secure_aggregation: SecureAggregation = SecureAggregation()
-    run: RunSettings = RunSettings()
-    report: ReportSettings = ReportSettings()
-    method_open: bool = field(default=False, compare=False, repr=False)
-    """Whether scoring.method was left out, so that a rehearsal takes "reports" where nothing can be settled.
-    This is no setting: it is not recorded."""
+class Config(Sections):
+    """All settings of a run; it can only be made of settings that mean something."""
 
     def __post_init__(self) -> None:
-        for section, key, value, hint in self._settings():
-            if not fits(value, hint):
-                raise ConfigError.at(f"{section}.{key}", f"expected {words(hint)}, got {value!r:.100}")
+        for section in SECTIONS:
+            part = getattr(self, section)
+            object.__setattr__(self, section, _section(section, type(part), vars(part)))
         check(self)
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        """The names of the members; final if the config is ``resolved``."""
-        if self.partition.names:
-            return tuple(self.partition.names)
-        return tuple(f"client-{i}" for i in range(self.partition.clients))
-
-    @property
-    def resolved(self) -> bool:
-        """Whether the settings say who the members are; otherwise the data or a saved partition names them.
-
-        `fedmerit.simulation.setup.resolve` fills in ``partition.names`` and ``partition.clients``, and a run
-        records the resolved config.
-        """
-        return bool(self.partition.names) or self.partition.scheme not in ("group", "file")
-
-    @property
-    def threshold(self) -> int:
-        """t, the number of members who must stay to the end of a round, whoever is scheduled."""
-        return self.secure_aggregation.threshold or default_threshold(len(self.clients))
-
-    @property
-    def analysis(self) -> bool:
-        """Whether the run looks at plain updates, which only an engine in one process can do."""
-        return bool(self.scoring.truth) or self.training.weights == "current-scores"
-
-    def values_coalitions(self, number: int) -> bool:
-        """Return whether the ground truth asked for needs the utility of every coalition of this round."""
-        last = number == self.training.rounds
-        return "mr-shapley" in self.scoring.truth or (last and "round-shapley" in self.scoring.truth)
-
-    @property
-    def reports(self) -> bool:
-        """Whether members measure and report in each round."""
-        return self.scoring.method != "settled"
-
-    @property
-    def whole(self) -> tuple[str, ...]:
-        """The utilities that are metrics of the whole test set, not means over its samples."""
-        return tuple(name for name in self.scoring.utilities if name in (*WHOLE, *self.scoring.whole))
-
-    @property
-    def settles(self) -> bool:
-        """Whether members settle after the last round."""
-        return self.scoring.method != "reports"
-
-    @property
-    def heading(self) -> Heading:
-        """Title, consortium, date and currency."""
-        return Heading(self.report.title, self.report.consortium, self.report.date, self.payment.currency)
-
-    @property
-    def paid_score(self) -> str:
-        """The score that members are paid by according to these settings."""
-        if self.payment.score != "auto":
-            return self.payment.score
-        return "PHI" if self.settles else "ALPHA"
-
-    @property
-    def word_bytes(self) -> Literal[4, 8]:
-        """Bytes per number of a masked update: 8 if a false statement must be traced to its author."""
-        return 8 if self.settles and self.settlement.naming and self.secure_aggregation.enabled else 4
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as plain values, section by section."""
-        plain: dict[str, dict[str, Any]] = {}
-        for section, key, value, hint in self._settings():
-            plain.setdefault(section, {})[key] = as_kind(value, hint)
-        again: dict[str, Any] = json.loads(json.dumps(plain))
-        return again
+        plain = {section: vars(getattr(self, section)) for section in SECTIONS}
+        return json.loads(json.dumps(plain))  # type: ignore[no-any-return]
 
     def to_toml(self) -> str:
         """Return all settings as TOML, defaults included."""
         return as_toml(self.as_dict())
-
-    def _settings(self) -> Iterator[tuple[str, str, Any, Any]]:
-        """Yield section, key, value and type of every setting."""
-        for section in SECTIONS:
-            part = getattr(self, section)
-            for key, hint in _hints(part.__class__).items():
-                yield section, key, getattr(part, key), hint
 
 
 SECTIONS = tuple(item.name for item in dataclasses.fields(Config) if item.name != "method_open")
@@ -422,12 +83,7 @@ def asked_for(overrides: Sequence[str]) -> list[str]:
 
 def of_folder(path: str | Path) -> Config:
     """Return the settings that the run folder ``path`` records in its ``config.toml``."""
-    file = Path(path) / "config.toml"
-    text = text_in(file)
-    try:
-        return recorded(text)
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}", setting=error.setting) from error
+    return load(Path(path) / "config.toml")
 
 
 def recorded(text: str) -> Config:
@@ -446,14 +102,14 @@ def load_object(name: str, setting: str) -> Callable[..., Any]:
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError.at(setting, f"cannot load {name!r}: {error}") from error
     finally:
         sys.path.remove(here)
-    if not callable(found):
+    if not callable(function):
         raise ConfigError.at(setting, f"{name!r} is not callable")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 def as_toml(settings: Mapping[str, Mapping[str, Any]]) -> str:
@@ -472,58 +128,52 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     }
     schema = tree.pop("schema", SCHEMA)
     if type(schema) is not int or schema != SCHEMA:
-        raise ConfigError(
-            f"schema: expected {SCHEMA}, got {schema!r:.40}; settings of another version of fedmerit need "
-            "that version"
-        )
+        why = "settings of another version of fedmerit need that version"
+        raise ConfigError(f"schema: expected {SCHEMA}, got {schema!r:.40}; {why}")
     for override in overrides:
         _override(tree, override)
     kinds = _hints(Config)
-    for name, given in tree.items():
+    for name, part in tree.items():
         if name not in SECTIONS:
-            keys = [f"{one}.{name}" for one in SECTIONS if name in _hints(kinds[one])]
+            keys = [f"{section}.{name}" for section in SECTIONS if name in _hints(kinds[section])]
             asked = f" (did you mean {keys[0]}?)" if keys else meant(name, SECTIONS)
             raise ConfigError(f"{name}: unknown section{asked}; expected one of {', '.join(SECTIONS)}")
-        if not isinstance(given, dict):
-            raise ConfigError(f"{name}: expected a section [{name}], got {given!r}")
-        if name == "partition" and "clients" not in given:
-            if isinstance(given.get("names"), list) and given["names"]:
-                given["clients"] = len(given["names"])
-            elif given.get("scheme") in ("group", "file"):
-                given["clients"] = 0
-    if tree.get("scoring", {}).get("method", Scoring.method) == "settled":
+        if not isinstance(part, dict):
+            raise ConfigError(f"{name}: expected a section [{name}], got {part!r}")
+    partition, scoring = tree.get("partition", {}), tree.get("scoring", {})
+    if isinstance(names := partition.get("names"), list) and names:
+        partition.setdefault("clients", len(names))
+    elif str(partition.get("scheme")).partition(":")[0] in ("group", "file"):
+        partition.setdefault("clients", 0)
+    if scoring.get("method", Scoring.method) == "settled":
         tree["data"] = {"test_reveal": "end", **tree.get("data", {})}
-    parts = {name: _section(name, kinds[name], given) for name, given in tree.items()}
-    if is_open := "method" not in tree.get("scoring", {}):
-        scoring = parts.get("scoring", Scoring())
-        method = "reports" if unsettled_for(scoring) else scoring.method
-        parts["scoring"] = dataclasses.replace(scoring, method=method)
+    parts = {name: _section(name, kinds[name], part) for name, part in tree.items()}
+    if is_open := "method" not in scoring:
+        measured = parts.get("scoring", Scoring())
+        if unsettled_for(measured):
+            parts["scoring"] = dataclasses.replace(measured, method="reports")
     return Config(**parts, method_open=is_open)
 
 
 def unsettled_for(scoring: Scoring) -> Literal["", "utilities", "game"]:
     """Return the key for which a run is not settled unless its settings ask for it; empty if there is none.
 
-    A utility without a gradient cannot be settled. A settlement scores the additive game, so whoever chooses
-    the other one means reports.
+    A utility without a gradient cannot be settled, and a settlement scores the additive game.
     """
-    if scoring.utilities and scoring.utilities[0] in (*WITHOUT_GRADIENT, *WHOLE, *scoring.whole):
+    paid = next(iter(scoring.utilities), "")
+    if paid in WITHOUT_GRADIENT or is_whole(paid):
         return "utilities"
     return "game" if scoring.game == "renormalised" else ""
 
 
 @cache
 def _hints(kind: type) -> Mapping[str, Any]:
-    """Return the type of every field of a section."""
     return types.MappingProxyType(typing.get_type_hints(kind))
 
 
-def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:
+def _section(name: str, kind: type, part: Mapping[str, Any]) -> Any:
     hints = _hints(kind)
-    day = given.get("date") if name == "report" else None
-    if type(day) is datetime.date:  # TOML has days of its own, without quotation marks
-        given = {**given, "date": day.isoformat()}
-    for key, value in given.items():
+    for key, value in part.items():
         if key not in hints:
             asked = meant(key.split(".")[0], hints)
             raise ConfigError.at(f"{name}.{key}", f"unknown key{asked}; expected one of {', '.join(hints)}")
@@ -531,23 +181,23 @@ def _section(name: str, kind: type, given: Mapping[str, Any]) -> Any:
             choices = typing.get_args(hints[key]) if typing.get_origin(hints[key]) is Literal else ()
             asked = meant(value, map(str, choices)) if isinstance(value, str) else ""
             raise ConfigError.at(f"{name}.{key}", f"expected {words(hints[key])}, got {value!r:.100}{asked}")
-    return kind(**{key: as_kind(value, hints[key]) for key, value in given.items()})
+    return kind(**{key: as_kind(value, hints[key]) for key, value in part.items()})
 
 
 def difference(there: Config, here: Config) -> str:
     """Return the first setting in which two configs differ, in words; an empty text if they are the same."""
-    for path, value, mine in differences(there, here):
-        return f"{path} is {value!r:.100} there and {mine!r:.100} here"
+    for path, value, own in differences(there, here):
+        return f"{path} is {value!r:.100} there and {own!r:.100} here"
     return ""
 
 
 def differences(there: Config, here: Config) -> Iterator[tuple[str, Any, Any]]:
     """Yield every setting in which two configs differ: its path, its value there and its value here."""
-    mine = here.as_dict()
+    own = here.as_dict()
     for section, values in there.as_dict().items():
         for key, value in values.items():
-            if mine[section][key] != value:
-                yield f"{section}.{key}", value, mine[section][key]
+            if own[section][key] != value:
+                yield f"{section}.{key}", value, own[section][key]
 
 
 def _override(tree: dict[str, Any], override: str) -> None:
@@ -568,3 +218,377 @@ def _override(tree: dict[str, Any], override: str) -> None:
     part = tree.setdefault(section, {})
     if isinstance(part, dict):
         part[key] = parsed["value"]
+
+
+# ----------------------------------------------------------------------------------------------------- ranges
+
+MOST = 2**31  # of settings that count something
+MOST_SEED = 2**63 - 1
+_MOST: dict[float, str] = {MOST: ", at most 2^31", MOST_SEED: ", at most 2^63 - 1"}
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "data.test_size": (0, MOST, "0 or more samples"),
+    "partition.clients": (3, 1024, "3 to 1024 members: with two, each learns the other's update"),
+    "partition.mu": (1e-12, math.inf, "a number above 0"),
+    "training.rounds": (1, MOST, "at least 1 round"),
+    "training.local_epochs": (1, MOST, "at least 1 epoch"),
+    "training.batch_size": (1, MOST, "at least 1 sample"),
+    "training.lr": (1e-300, math.inf, "a number above 0"),
+    "training.weight_decay": (0, math.inf, "0 or more"),
+    "training.weight_cap": (1, 2**32 - 1, "1 to 2^32 - 1"),
+    "participation.fraction": (1e-12, 1, "a number above 0, at most 1"),
+    "payment.equal": (0, 1, "a part from 0 to 1"),
+    "payment.floor": (0, 1, "a share from 0 to 1"),
+    "payment.cap": (0, 1, "a share from 0 to 1"),
+    "payment.forfeit": (0, 1, "a part from 0 to 1"),
+    "settlement.window_days": (0, 36_500, "0 to 36500 days"),
+    "secure_aggregation.bound": (1e-300, math.inf, "a number above 0"),
+    "secure_aggregation.threshold": (0, 1024, "0 (automatic) or a number of members"),
+    "run.seed": (0, MOST_SEED, "0 or more"),
+    "run.repeat": (1, MOST, "1 or more"),
+}
+OF_MEMBERS = (
+    "corruption.label_noise", "corruption.label_flip", "corruption.free_rider", "corruption.misstate",
+    "participation.away", "training.weights",
+)  # fmt: skip
+"""Settings besides partition.names that name members: lists of members, or tables by member."""
+SCHEMES = ("iid", "dirichlet", "group", "sizes", "file:PATH")
+READERS = ("fashion-mini", "npz", "folder", "table")
+LOSSES = ("cross-entropy", "binary", "mse")
+TRUTHS = ("mr-shapley", "round-shapley", "shapley")
+
+
+def check(config: Sections) -> None:
+    """Raise `ConfigError` for settings that cannot mean anything; the message names the setting's path.
+
+    Settings that name members are checked only once the members are known (`Config.resolved`).
+    """
+    for path, (low, high, allowed) in _RANGES.items():
+        value = _value(config, path)
+        if path == "partition.clients" and value == 0 and not config.resolved:
+            continue
+        if not low <= value <= high:
+            most = _MOST.get(high, "") if value > high else ""
+            raise ConfigError.at(path, f"expected {allowed}{most}, got {value}")
+    _check_partition(config)
+    if config.resolved:
+        _check_members(config)
+    _check_rounds(config)
+    utilities = list(config.scoring.utilities)
+    if not utilities or len(set(utilities)) != len(utilities):
+        problem = f"expected at least one utility, each once, got {utilities}"
+        raise ConfigError.at("scoring.utilities", problem)
+    _check_measures(config)
+    for name in config.scoring.truth:
+        if name not in TRUTHS:
+            raise ConfigError.at("scoring.truth", f"expected {' or '.join(TRUTHS)}, got {name!r}")
+    _check_visibility(config)
+    for key in ("report.title", "report.contact", "payment.currency"):
+        text = _value(config, key)
+        if expected := wrong(key.split(".")[1], text):
+            raise ConfigError.at(key, f"expected {expected}, got {text!r:.100}")
+    if (days := config.report.objection_days) < 0:
+        raise ConfigError.at("report.objection_days", f"expected 0 or more days, got {days}")
+    _check_method(config)
+    _check_payment(config)
+
+
+def _value(config: Sections, path: str) -> Any:
+    section, key = path.split(".")
+    return getattr(getattr(config, section), key)
+
+
+def _check_rounds(config: Sections) -> None:
+    noise = config.corruption.label_noise
+    if isinstance(noise, str) and noise != "ramp":
+        raise ConfigError.at("corruption.label_noise", f'expected a table of rates or "ramp", got {noise!r}')
+    for name, rate in () if isinstance(noise, str) else noise.items():
+        if not 0 <= rate <= 1:
+            problem = f"expected a rate from 0 to 1, got {rate}"
+            raise ConfigError.at("corruption.label_noise", problem, entry=name)
+    rounds = config.training.rounds
+    for name, away in config.participation.away.items():
+        if any(not 1 <= number <= rounds for number in away):
+            problem = f"expected numbers of rounds, 1 to {rounds}, got {list(away)}"
+            raise ConfigError.at("participation.away", problem, entry=name)
+
+
+def _check_visibility(config: Sections) -> None:
+    if config.scoring.visibility == "coordinator":
+        revealing = {"scoring.truth": config.scoring.truth, "training.weights": config.weighing == "scores"}
+        for path in filter(revealing.get, revealing):
+            problem = f'"coordinator" contradicts {path}, which would tell every member about the others'
+            raise ConfigError.at("scoring.visibility", problem)
+
+
+def _check_payment(config: Sections) -> None:
+    terms, paid = config.payment, config.paid_score
+    if paid == "PHI" and not config.settles:
+        raise ConfigError.at("payment.score", "PHI needs scoring.method = 'settled' or 'both'")
+    if paid != "PHI" and not config.reports:
+        raise ConfigError.at("payment.score", f"{paid} needs reports, but scoring.method is 'settled'")
+    if paid == "MERIT" and not config.scoring.solo:
+        raise ConfigError.at("payment.score", "MERIT needs scoring.solo = true")
+    if terms.equal and terms.rule not in ("fair", "fenced"):
+        problem = f"expected 0 with payment.rule = {terms.rule!r}, got {terms.equal}"
+        raise ConfigError.at("payment.equal", problem)
+    if terms.rule == "impartial" and paid not in SELF_REPORTED:
+        reported = ", ".join(sorted(SELF_REPORTED))
+        problem = f"'impartial' needs a score that members report ({reported}), got {paid}"
+        raise ConfigError.at("payment.rule", problem)
+    if not config.resolved:
+        return
+    members = len(config.clients)
+    share = f"1/{members} for {members} members"
+    if not terms.floor * members <= 1 + 1e-12:
+        raise ConfigError.at("payment.floor", f"expected at most {share}, got {terms.floor}")
+    if not terms.cap * members >= 1 - 1e-12:
+        raise ConfigError.at("payment.cap", f"expected at least {share}, got {terms.cap}")
+
+
+def _check_measures(config: Sections) -> None:
+    for path, choices in (("data.name", READERS), ("training.loss", LOSSES)):
+        name = _value(config, path)
+        if name not in choices and ":" not in name:
+            expected = f'one of {", ".join(choices)}, or "module:function"'
+            raise ConfigError.at(path, f"expected {expected}, got {name!r}{meant(name, choices)}")
+    twenty = "20, where 20 is the error, in the unit of y, from which on an answer counts as 0"
+    for name in config.scoring.utilities:
+        if name in ("rmse", "mae", "mse"):
+            skill = "mae-skill" if name == "mae" else "rmse-skill"
+            problem = f"{name!r} has no bound and falls as the model improves: expected {skill}:{twenty}"
+            raise ConfigError.at("scoring.utilities", problem)
+        scale = scale_of(name)
+        if scale is not None and not 0 < scale < math.inf:
+            problem = f"{name!r}: expected {name.partition(':')[0]}:{twenty}, such as the range of y"
+            raise ConfigError.at("scoring.utilities", problem)
+
+
+def _check_method(config: Sections) -> None:
+    """Refuse what a settlement cannot do, what needs reports without them, and a rehearsed lie in neither."""
+    method, misstated = config.scoring.method, config.corruption.misstate
+    for name, factor in misstated.items():
+        if factor == 1:
+            raise ConfigError.at("corruption.misstate", "expected a factor other than 1", entry=name)
+    if misstated and not config.settles:
+        problem = 'only with scoring.method = "settled" or "both": members state nothing otherwise'
+        raise ConfigError.at("corruption.misstate", problem)
+    paid = config.scoring.utilities[0]
+    if config.settles and (paid in WITHOUT_GRADIENT or paid in config.whole):
+        instead = "put sharpened-accuracy or expected-accuracy first"
+        if paid in config.whole:
+            instead = "it is a metric of the whole test set; put a mean over samples first"
+        problem = f"{method!r} settles the first utility along its gradient, and {paid!r} has none: {instead}"
+        raise ConfigError.at("scoring.utilities", f"{problem}, or take scoring.method = 'reports'")
+    reveal = config.data.test_reveal
+    if (reveal == "end") == config.reports:
+        expected = "fixed or per-round" if config.reports else "end (or leave the key out)"
+        problem = f"expected {expected} with scoring.method = {method!r}, got {reveal!r}"
+        raise ConfigError.at("data.test_reveal", problem)
+    measured = {
+        "training.weights": config.weighing == "scores",
+        "scoring.game": config.scoring.game == "renormalised",
+        "scoring.solo": config.scoring.solo,
+        "scoring.truth": config.scoring.truth,
+    }
+    for path in () if config.reports else filter(measured.get, measured):
+        value = written(_value(config, path))
+        raise ConfigError.at(
+            path,
+            f"{value:.60} needs measurements in the rounds, but with scoring.method = 'settled' nobody "
+            "sees the test pool before the last round is over: use 'both' or 'reports'",
+        )
+
+
+def _check_members(config: Sections) -> None:
+    names = config.clients
+    if len(set(names)) != len(names) or len(names) != config.partition.clients:
+        problem = f"expected {config.partition.clients} different names, got {list(names)}"
+        raise ConfigError.at("partition.names", problem)
+    try:
+        check_names(names)
+    except KeyFileError as error:
+        raise ConfigError.at("partition.names", str(error)) from error
+    for path in OF_MEMBERS:
+        value = _value(config, path)
+        for name in () if isinstance(value, str) else value:
+            if name not in names:
+                raise ConfigError.at(path, f"unknown member {name!r}; members are {', '.join(names)}")
+    threshold = config.secure_aggregation.threshold
+    if threshold and not len(names) / 2 < threshold <= len(names):
+        half = f"{len(names) // 2 + 1} to {len(names)}, more than half of the {len(names)} members"
+        raise ConfigError.at("secure_aggregation.threshold", f"expected {half}, got {threshold}")
+    weights = config.roster_weights
+    for name in names if config.training.weights == weights else ():
+        if not (weight := weights.get(name, 0)) > 0:
+            raise ConfigError.at("training.weights", f"expected a weight above 0, got {weight:g}", entry=name)
+
+
+def check_schedule(config: Sections) -> None:
+    """Refuse a run whose rounds could never finish, before it begins; recorded settings are not checked.
+
+    The threshold refers to all members, or else a server that schedules fewer would need fewer colluders.
+    """
+    members, t = len(config.clients), config.threshold
+    fraction = config.participation.fraction
+    if config.training.weights == "roster":
+        problem = '"roster" is for runs between machines: expected a table of weights by member'
+        raise ConfigError.at("training.weights", problem)
+    if t > members:
+        problem = f"expected at most the {members} members, got {t}"
+        raise ConfigError.at("secure_aggregation.threshold", problem)
+    if (scheduled := usual_schedule(config)) < t:
+        smallest = next(k / 1000 for k in range(1001) if round(k / 1000 * members) >= t)
+        raise ConfigError.at(
+            "participation.fraction",
+            f"expected at least {smallest:g}, since {t} of the {members} members must stay to the end of a "
+            f"round, got {fraction:g}, which schedules {scheduled}",
+        )
+
+
+def usual_schedule(config: Sections) -> int:
+    """Return how many members a round schedules if nobody is away."""
+    return max(LEAST_IN_SUM, round(config.participation.fraction * len(config.clients)))
+
+
+def _check_partition(config: Sections) -> None:
+    part = config.partition
+    if part.scheme not in SCHEMES[:-1] and not part.scheme.startswith("file:"):
+        got = f"{part.scheme!r:.100}{meant(part.scheme, SCHEMES)}"
+        raise ConfigError.at("partition.scheme", f"expected one of {', '.join(SCHEMES)}, got {got}")
+    if part.sizes and part.scheme != "sizes":
+        raise ConfigError.at("partition.sizes", f'only with partition.scheme = "sizes", got {part.scheme!r}')
+    if part.scheme == "sizes" and (sizes := len(part.sizes)) != part.clients:
+        raise ConfigError.at("partition.sizes", f"expected {part.clients} sizes, one per client, got {sizes}")
+
+
+# ------------------------------------------------------------------------------------------------------- TOML
+
+DEEPEST = 16
+"""The most parts of a key, and the deepest nesting of tables and lists."""
+MOST_BITS = 128
+_STRINGS = re.compile(  # of TOML, and comments; an unclosed one goes on to its end, where a parser stops
+    r""""{3}(?:[^"\\]|\\.|"(?!""))*+(?:"{3,5}|\\?\Z)|'{3}(?:[^']|'(?!''))*+(?:'{3,5}|\Z)"""
+    r"""|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?|#[^\n]*+""",
+    re.DOTALL,
+)
+_LONG_KEY = re.compile(rf"(?:\.[^.\n=,\[\]{{}}]*+){{{DEEPEST}}}")
+
+
+def text_in(path: str | Path) -> str:
+    """Return the text of a file of settings; raise ConfigError if it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file") from error
+    except UnicodeDecodeError as error:
+        byte = f"byte 0x{error.object[error.start]:02x} at place {error.start}"
+        raise ConfigError(f"{path}: expected text in UTF-8, got {byte}: save it as UTF-8") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Parse TOML from anybody; first refuse what would cost a parser hours or all memory."""
+    if _LONG_KEY.search(_STRINGS.sub("s", text)):
+        raise ConfigError(f"not settings: expected keys of at most {DEEPEST} parts, got a longer one")
+    try:
+        parsed = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"not TOML: {error!s:.200}") from error
+    _check_plain(parsed)
+    return parsed
+
+
+def _check_plain(parsed: dict[str, Any]) -> None:
+    """Refuse values so deep or so large that later code could not handle or print them."""
+    level: list[Any] = [parsed]
+    for _ in range(DEEPEST):
+        inner = (part.values() if isinstance(part, dict) else part for part in level)
+        values = [value for part in inner for value in part]
+        if any(isinstance(value, int) and value.bit_length() > MOST_BITS for value in values):
+            raise ConfigError(f"not settings: expected whole numbers of at most {MOST_BITS} bits")
+        level = [value for value in values if isinstance(value, dict | list)]
+        if not level:
+            return
+    raise ConfigError(f"not settings: expected tables and lists at most {DEEPEST} deep")
+
+
+# -------------------------------------------------------------------------------------------------- values
+
+_PLURAL = {int: "whole numbers", float: "numbers", str: "texts"}
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Return whether a value has the type of a setting; a whole number is a number, true is not."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return isinstance(value, str) and value in arguments
+    if origin in (types.UnionType, typing.Union):
+        return any(fits(value, option) for option in arguments)
+    if _is(origin, Mapping):
+        return isinstance(value, Mapping) and all(
+            isinstance(key, str) and fits(item, arguments[1]) for key, item in value.items()
+        )
+    if _is(origin, Sequence):
+        return isinstance(value, list | tuple) and all(fits(item, arguments[0]) for item in value)
+    if hint is Any:
+        return _is_plain(value)
+    if hint is float:
+        return is_number(value)
+    return isinstance(value, hint) and isinstance(value, bool) == (hint is bool)
+
+
+def as_kind(value: Any, hint: Any) -> Any:
+    """Return a fitting value in the one form of its type: 1 becomes 1.0 if a float is expected."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return as_kind(value, next(option for option in arguments if fits(value, option)))
+    if _is(origin, Mapping):
+        return {key: as_kind(item, arguments[1]) for key, item in value.items()}
+    if _is(origin, Sequence):
+        return tuple(as_kind(item, arguments[0]) for item in value)
+    return float(value) if hint is float else value
+
+
+def words(hint: Any) -> str:
+    """Return a type in words."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(arguments)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(words(option) for option in arguments)
+    if _is(origin, Mapping):
+        return f"a table of {_PLURAL.get(arguments[1]) or words(arguments[1])} by name"
+    if origin is not None:
+        return f"a list of {_PLURAL.get(arguments[0]) or words(arguments[0])}"
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    return names.get(hint, "text, numbers, true or false, or lists and tables of them")
+
+
+def written(value: Any) -> str:
+    """Return a plain value as TOML.
+
+    >>> print(written({"a b": [1, 2.0, True, "ü\\n"]}))
+    {"a b" = [1, 2.0, true, "ü\\n"]}
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{written(str(key))} = {written(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(written(item) for item in value) + "]"
+    if isinstance(value, str):  # as in JSON, but TOML also wants this one character escaped
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def _is(origin: Any, kind: type) -> bool:
+    return isinstance(origin, type) and issubclass(origin, kind)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, str | bool) or is_number(value)

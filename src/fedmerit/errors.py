@@ -3,42 +3,20 @@
 ::
 
     FedmeritError
-    ├── InputError              the caller's input cannot be used (also a ValueError)
-    │   ├── ReportError         a report, table or score vector: non-finite, missing, wrong length
-    │   │   └── ValueRefused    one number of it; names the client
-    │   ├── FileFormatError     a file of reports: names file and line
-    │   │   └── NamesAlike      two names in it that look like one
-    │   ├── ConfigError         a setting: names its path and the allowed values
-    │   ├── DataError           a dataset, partition or corruption
-    │   ├── NotComparable       runs that are not repeats of each other: names both, and what differs
-    │   └── NoGradient          a utility, parameter or buffer without a gradient, which PHI needs
-    ├── NeedsTable              the value needs every coalition, which secure aggregation never yields
-    ├── UndefinedScore          the score does not exist for these reports, and fedmerit does not guess
-    ├── UndefinedShares         these scores must not be turned into money
-    │   ├── DoubtfulShares      the reports behind them contradict themselves
-    │   └── UnsettledShares     the run is not settled, or statements can still come
-    ├── ProtocolError           secure aggregation or a round: names stage and member
-    │   ├── MessageError        bytes that are not a message of this protocol
-    │   │   └── VersionError    a message of another version of the protocol
-    │   ├── SignatureError      not signed by the member it names
-    │   ├── BindingError        a message or model of another run, round, attempt, stage, roster, config or M0
-    │   ├── ShareError          a secret share that is missing, unreadable or false
-    │   ├── RefusedError        a request that would reveal an update; the member refuses it and stops
-    │   ├── BoundError          an update beyond the public bound, or not finite
-    │   ├── RoundAborted        too few members are left: nothing revealed, model unchanged
-    │   ├── SettlementError     a run, or one of its rounds, cannot be settled
-    │   └── RunAborted          a run was given up: no round closed, or too many in a row were aborted
-    ├── KeyFileError            a private key or roster file: missing, malformed, or readable by others
-    ├── LedgerError             a record that is missing, altered, reordered or not signed by its author
-    │   ├── CopyDiffers         a score file that differs from the ledger beside it, which is sound
-    │   └── DoesNotFollow       two runs that cannot be counted as one, because one does not follow the other
-    ├── StoreError              a run folder: locked, damaged, or of another config
-    ├── LoopbackError           a federation of processes on this machine did not start, continue or end
-    └── MissingExtra            an optional dependency is not installed
+    ├── InputError (also a ValueError)
+    │   ├── ReportError > ValueRefused, FileFormatError > NamesAlike
+    │   └── ConfigError, DataError, NotComparable, NoGradient
+    ├── NeedsTable, UndefinedScore, UndefinedShares > DoubtfulShares, UnsettledShares
+    ├── ProtocolError
+    │   ├── MessageError > VersionError, SignatureError, BindingError, ShareError, RefusedError, BoundError
+    │   └── RoundAborted, SettlementError, RunAborted
+    └── KeyFileError, LedgerError > CopyDiffers, StoreError, LoopbackError, MissingExtra
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 
@@ -75,7 +53,11 @@ class ValueRefused(ReportError):
 
 
 class FileFormatError(InputError):
-    """A file of reports is malformed."""
+    """A file of reports is malformed; ``cell`` is the cell that is at fault, if known, such as Sheet1!F13."""
+
+    def __init__(self, message: str, *, cell: str = "") -> None:
+        super().__init__(message)
+        self.cell = cell
 
 
 class NamesAlike(FileFormatError):
@@ -106,10 +88,9 @@ class NotComparable(InputError):
     def __init__(
         self, problem: str, *, code: str, first: str, other: str, expected: object = None, got: object = None
     ) -> None:
-        what = problem
         if expected is not None:
-            what = f"{problem}: expected {expected}, as in {first}, got {got}"
-        super().__init__(f"{other} cannot be compared: {what}")
+            problem = f"{problem}: expected {expected}, as in {first}, got {got}"
+        super().__init__(f"{other} cannot be compared: {problem}")
         self.code, self.first, self.other, self.expected, self.got = code, first, other, expected, got
 
 
@@ -159,12 +140,25 @@ class ProtocolError(FedmeritError):
     """Secure aggregation or a round went wrong. ``stage`` and ``member`` say where, if known."""
 
     def __init__(self, message: str, *, stage: str | None = None, member: str | None = None) -> None:
-        self.stage = stage
-        self.member = member
-        where = ", ".join(
-            part for part in (stage and f"stage {stage}", member and f"member {member}") if part
-        )
-        super().__init__(f"{where}: {message}" if where else message)
+        super().__init__(message)
+        self.stage, self.member = stage, member
+
+    def __str__(self) -> str:
+        parts = (self.stage and f"stage {self.stage}", self.member and f"member {self.member}")
+        where = ", ".join(part for part in parts if part)
+        return f"{where}: {self.args[0]}" if where else str(self.args[0])
+
+
+@contextmanager
+def placing(stage: str, member: str | None = None) -> Iterator[None]:
+    """Name this stage in the errors of a protocol that name none, and the member if they name nothing."""
+    try:
+        yield
+    except ProtocolError as error:
+        if not (error.stage or error.member):
+            error.member = member
+        error.stage = error.stage or stage
+        raise
 
 
 class MessageError(ProtocolError):
@@ -194,14 +188,9 @@ class RefusedError(ProtocolError):
     """
 
     def __init__(
-        self,
-        message: str,
-        *,
-        stage: str | None = None,
-        member: str | None = None,
-        logged: bool = False,
-        code: str = "",
-    ) -> None:
+        self, message: str, *,
+        stage: str | None = None, member: str | None = None, logged: bool = False, code: str = "",
+    ) -> None:  # fmt: skip
         super().__init__(message, stage=stage, member=member)
         self.logged, self.code = logged, code
 
@@ -260,18 +249,6 @@ class CopyDiffers(LedgerError):
     def __init__(self, message: str, file: str) -> None:
         super().__init__(message)
         self.file = file
-
-
-class DoesNotFollow(LedgerError):
-    """A run does not follow another, so they cannot be counted as one; ``earlier`` and ``later`` name them.
-
-    ``code`` says why: ``same``, ``empty`` (no round is closed), ``order``, ``engine``, ``roster``, ``keys``,
-    ``names``, ``scoring`` or ``model``.
-    """
-
-    def __init__(self, message: str, *, earlier: str, later: str, code: str) -> None:
-        super().__init__(f"{later} does not follow {earlier}: {message}", code=code)
-        self.earlier, self.later = earlier, later
 
 
 class StoreError(FedmeritError):

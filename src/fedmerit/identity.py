@@ -4,7 +4,7 @@ The roster is fixed before round 1 and its hash enters every mask and every sign
 swap a key without being caught. Only its owner may read a private key file: the file is written in one step
 with mode 600, and refused if its mode is looser.
 
-A roster file is TOML (or the same content as JSON)::
+A roster file is TOML::
 
     format = "fedmerit roster 1"
     server = "ed25519:77ab..."  # the server's key; members of a run between machines refuse any other
@@ -43,25 +43,15 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 __all__ = [
-    "Member",
-    "Roster",
-    "load_key",
-    "new_key",
-    "parse_key",
-    "parse_member",
-    "public_key",
-    "read_roster",
-    "verifies",
-    "write_roster",
-]
+    "Member", "Roster", "load_key", "new_key", "parse_key", "parse_member", "public_key", "read_roster",
+    "verifies", "write_roster",
+]  # fmt: skip
 
 # ------------------------------------------------------------------------------- encoding of signed values
 # Every value that is signed or hashed has one encoding: canonical JSON without floats.
 
 DEEPEST = 32
 """Deepest nesting of a value that can be recorded."""
-
-
 SERVER = "server"
 Signer = Callable[[bytes], bytes]
 """Message -> signature with an Ed25519 key."""
@@ -96,12 +86,12 @@ def exact(value: float) -> str:
 def number(text: Any) -> float:
     """Return the float that :func:`exact` wrote; raise LedgerError for any other spelling."""
     try:
-        found = float.fromhex(text)
+        value = float.fromhex(text)
     except (TypeError, ValueError, OverflowError) as error:
         raise LedgerError(f"expected a number in hexadecimal, got {text!r:.60}") from error
-    if exact(found) != text:
+    if exact(value) != text:
         raise LedgerError(f"expected a number as it is recorded, got {text!r:.60}")
-    return found
+    return value
 
 
 def _refuse_floats(value: Any, where: str, depth: int = 0) -> None:
@@ -144,9 +134,8 @@ def content_of(author: str, kind: str, body: bytes) -> bytes:
 
 
 # --------------------------------------------------------------------------------------------------- names
-# One check of members' names for the roster and for a run's settings. A name is used on the roster, in
-# records, in file names (keys, statements) and in the keys of a checkpoint. A name that a run would refuse
-# is refused when the roster is made, before the roster is handed out.
+# A name is used on the roster, in records, in file names and in the keys of a checkpoint. A name that a run
+# would refuse is refused when the roster is made, before the roster is handed out.
 
 LONGEST_NAME = 64
 NAME_BYTES = 200
@@ -170,7 +159,7 @@ def check_name(name: Any) -> None:
         raise KeyFileError(
             f"a member's name must be 1 to {LONGEST_NAME} printable characters, got {name!r:.100}"
         )
-    if any(character in name for character in "/\\") or name in RESERVED_NAMES:
+    if {*name} & {*"/\\"} or name in RESERVED_NAMES:
         why = "it is part of file names: expected no / and no \\, and neither '.', '..' nor 'server'"
         raise KeyFileError(f"{name!r} cannot be a member's name, because {why}")
     if len(name.encode()) > NAME_BYTES:
@@ -188,11 +177,12 @@ only in case, blanks or letters that look the same
     """
     for name in names:
         check_name(name)
-    twice = two_spellings(names)
-    if twice:
-        one, other = spelled(*twice)
-        alike = "differ only in case, blanks or letters that look the same"
-        raise KeyFileError(f"expected names that nobody mixes up, got {one} and {other}, which {alike}")
+    if alike := two_spellings(names):
+        first, second = spelled(*alike)
+        raise KeyFileError(
+            f"expected names that nobody mixes up, got {first} and {second}, which differ only in case, "
+            "blanks or letters that look the same"
+        )
 
 
 # ------------------------------------------------------------------------------------- keys and the roster
@@ -218,8 +208,10 @@ class Member:
     def __post_init__(self) -> None:
         check_name(self.name)
         _check_key(self.name, self.key)
-        if self.weight is not None and not 0 <= self.weight < 1e300:  # also if it is NaN
-            raise KeyFileError(f"{self.name}: weight must be a number of at least 0, got {self.weight!s:.40}")
+        weight = 0.0 if self.weight is None else self.weight
+        number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not (number and 0 <= weight <= 1e30):  # also if it is NaN
+            raise KeyFileError(f"{self.name}: weight must be a number from 0 to 1e30, got {weight!r:.40}")
 
 
 @dataclass(frozen=True)
@@ -228,12 +220,12 @@ class Roster:
 
     Args:
         members: at least one; either all or none of them have a weight.
-        server: the server's public key. None is for rehearsals, and for rosters of version 0.1.0.
-        previous: the roster before this one, whose members must have signed this one; or only its hash, which
-            makes a roster with the right hash whose chain is not known.
-        quorum: how many members must sign the next roster, more than half of them; None for the smallest such
-            number.
+        server: the server's public key. None is for rehearsals.
+        previous: the roster before this one, whose members must have signed this one; or only its hash, if
+            the chain is not known.
+        quorum: how many members must sign the next roster; None for the smallest number above half of them.
         signatures: on this roster, of members of the roster before.
+        stated: the hash that members signed, if it covers more than is known here.
 
     >>> Roster([Member("B", b"b" * 32), Member("A", b"a" * 32)]).names
     ('A', 'B')
@@ -245,52 +237,46 @@ class Roster:
     previous: bytes | None  # the hash of the roster before
     before: Roster | None = field(compare=False, repr=False)
     signatures: Mapping[str, bytes] = field(compare=False, repr=False)
+    stated: bytes | None = field(compare=False, repr=False)
 
     def __init__(
-        self,
-        members: Iterable[Member],
-        server: bytes | None = None,
-        previous: Roster | bytes | None = None,
-        quorum: int | None = None,
-        signatures: Mapping[str, bytes] | None = None,
-    ) -> None:
-        ordered = tuple(sorted(members, key=lambda member: member.name))
+        self, members: Iterable[Member], server: bytes | None = None, previous: Roster | bytes | None = None,
+        quorum: int | None = None, signatures: Mapping[str, bytes] | None = None, stated: bytes | None = None,
+    ) -> None:  # fmt: skip
         before = previous if isinstance(previous, Roster) else None
-        given = {
-            "members": ordered,
-            "server": server,
-            "quorum": quorum,
-            "previous": previous.hash if isinstance(previous, Roster) else previous,
-            "before": before,
-            "signatures": dict(signatures or {}),
-        }
-        for name, value in given.items():
-            object.__setattr__(self, name, value)
-        if not 1 <= len(ordered) <= MOST_MEMBERS:
-            raise KeyFileError(f"a roster has 1 to {MOST_MEMBERS} members, got {len(ordered)}")
-        names, keys = [m.name for m in ordered], [m.key for m in ordered]
-        for member in ordered:
-            if names.count(member.name) > 1:
-                raise KeyFileError(f"{member.name}: on the roster twice")
-            if keys.count(member.key) > 1:
-                raise KeyFileError(f"{member.name}: shares its key with another member of the roster")
-        check_names(names)
-        if len({member.weight is None for member in ordered}) > 1:
-            raise KeyFileError("expected a weight for every member of the roster or for none")
+        vars(self).update(
+            members=tuple(sorted(members, key=lambda member: member.name)),
+            server=server, quorum=quorum, before=before, signatures=dict(signatures or {}), stated=stated,
+            previous=previous.hash if isinstance(previous, Roster) else previous,
+        )  # fmt: skip
+        self._check_members()
         if server is not None:
             _check_key(SERVER, server)
-            if server in keys:
-                raise KeyFileError(f"the server's key is also that of {names[keys.index(server)]}")
-        if quorum is not None and not (type(quorum) is int and len(ordered) < 2 * quorum <= 2 * len(ordered)):
+            if owner := next((member.name for member in self.members if member.key == server), ""):
+                raise KeyFileError(f"the server's key is also that of {owner}")
+        n = len(self.members)
+        if quorum is not None and not (type(quorum) is int and n < 2 * quorum <= 2 * n):
             raise KeyFileError(
-                f"quorum: expected a whole number above half of the {len(ordered)} members and not above all "
-                f"of them, got {quorum!r:.40}"
+                f"quorum: expected a whole number above half of the {n} members and not above all of them, "
+                f"got {quorum!r:.40}"
             )
         if before is not None:
             self._check_signed(before)
 
+    def _check_members(self) -> None:
+        if not 1 <= len(self.members) <= MOST_MEMBERS:
+            raise KeyFileError(f"a roster has 1 to {MOST_MEMBERS} members, got {len(self.members)}")
+        owners: dict[bytes, str] = {}
+        for member in self.members:
+            if self.names.count(member.name) > 1:
+                raise KeyFileError(f"{member.name}: on the roster twice")
+            if (owner := owners.setdefault(member.key, member.name)) != member.name:
+                raise KeyFileError(f"{owner}: shares its key with another member of the roster")
+        check_names(self.names)
+        if len({member.weight is None for member in self.members}) > 1:
+            raise KeyFileError("expected a weight for every member of the roster or for none")
+
     def _check_signed(self, before: Roster) -> None:
-        """Raise KeyFileError unless enough members of the roster before signed this one."""
         check_signed(before, self, self.signatures)
         if len(self.signatures) < before.needed:
             raise KeyFileError(
@@ -312,15 +298,14 @@ class Roster:
 
     @cached_property
     def hash(self) -> bytes:
-        """SHA-256 of the roster's content, the same for every order and file format."""
+        """SHA-256 of the roster's content, the same for every order of the members."""
+        if self.stated is not None:
+            return self.stated
         rows = [[m.name, m.key.hex(), None if m.weight is None else float(m.weight)] for m in self.members]
-        stated = {
-            "server": self.server and self.server.hex(),
-            "quorum": self.quorum,
-            "previous": self.previous and self.previous.hex(),
-        }
-        more = [{key: value for key, value in stated.items() if value is not None}]
-        whole = [FORMAT, rows, *(more if any(more) else ())]  # version 0.1.0 hashed names, keys and weights
+        server, previous = self.server and self.server.hex(), self.previous and self.previous.hex()
+        optional = {"server": server, "quorum": self.quorum, "previous": previous}
+        more = {key: value for key, value in optional.items() if value is not None}
+        whole = [FORMAT, rows, *([more] if more else ())]
         text = json.dumps(whole, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).digest()
 
@@ -427,11 +412,9 @@ def verifies(key: bytes, signature: bytes, message: bytes) -> bool:
 
 
 def write_roster(path: str | os.PathLike[str], roster: Roster) -> None:
-    """Write a new roster file: JSON if the name ends in .json, TOML otherwise."""
+    """Write a new roster file."""
     table = {"format": FORMAT, **stated(roster, roster.signatures, roster.before)}
-    as_json = Path(path).suffix == ".json"
-    text = json.dumps(table, ensure_ascii=False, indent=1) + "\n" if as_json else toml_of(table)
-    write_new(Path(path), text.encode())
+    write_new(Path(path), toml_of(table).encode())
 
 
 def stated(roster: Roster, signatures: Mapping[str, bytes], before: Roster | None = None) -> dict[str, Any]:
@@ -444,14 +427,16 @@ def stated(roster: Roster, signatures: Mapping[str, bytes], before: Roster | Non
     if roster.previous is not None:
         table["previous"] = roster.previous.hex()
     table["members"] = [
-        {"name": one.name, "key": PREFIX + one.key.hex()}
-        | ({} if one.weight is None else {"weight": float(one.weight)})
-        for one in roster.members
+        {"name": member.name, "key": PREFIX + member.key.hex()}
+        | ({} if member.weight is None else {"weight": float(member.weight)})
+        for member in roster.members
     ]
     if roster.previous is not None:
-        table["signatures"] = [{"name": name, "signature": one.hex()} for name, one in signatures.items()]
+        table["signatures"] = [
+            {"name": name, "signature": signature.hex()} for name, signature in signatures.items()
+        ]
     if before is not None:
-        table["history"] = [stated(one, one.signatures) for one in before.chain[::-1]]
+        table["history"] = [stated(earlier, earlier.signatures) for earlier in before.chain[::-1]]
     return table
 
 
@@ -484,12 +469,11 @@ def read_history(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Any
     if len(data) > MOST_BYTES:
         raise KeyFileError(f"{path}: a roster has at most {MOST_BYTES} bytes")
     try:
-        text = data.decode()
-        table = json.loads(text) if Path(path).suffix == ".json" else tomllib.loads(text)
+        table = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
         raise KeyFileError(f"{path}: not a roster file: {error}") from None
     with named(path):
-        if not isinstance(table, dict) or table.pop("format", None) != form:
+        if table.pop("format", None) != form:
             raise KeyFileError(f"expected a roster file with format = {form!r}")
         history, before = table.pop("history", []), None
         if not isinstance(history, list) or len(history) > MOST_CHANGES:
@@ -532,17 +516,17 @@ def roster_of(row: Any, before: Roster | bytes | None) -> Roster:
 
 def signatures_of(row: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the signatures in the table of a roster, by name."""
-    found: dict[str, bytes] = {}
-    given = row.get("signatures", [])
-    for one in given if isinstance(given, list) else [given]:
-        match one:
+    signatures: dict[str, bytes] = {}
+    rows = row.get("signatures", [])
+    for signed in rows if isinstance(rows, list) else [rows]:
+        match signed:
             case {"name": str(name), "signature": str(text)} if re.fullmatch("[0-9a-f]{128}", text):
-                if name in found:
+                if name in signatures:
                     raise KeyFileError(f"{name!r:.70} signed twice")
-                found[name] = bytes.fromhex(text)
+                signatures[name] = bytes.fromhex(text)
             case _:
-                raise KeyFileError(f"a signature has a name and 128 hexadecimal digits, got {one!r:.200}")
-    return found
+                raise KeyFileError(f"a signature has a name and 128 hexadecimal digits, got {signed!r:.200}")
+    return signatures
 
 
 def parse_member(text: str) -> Member:
@@ -559,18 +543,14 @@ def parse_member(text: str) -> Member:
     try:
         return _member(row | {"weight": written_number(weight)} if comma else row)
     except ValueError:
-        raise KeyFileError(f"{name}: weight must be a number of at least 0, got {weight!r}") from None
+        raise KeyFileError(f"{name}: weight must be a number from 0 to 1e30, got {weight!r}") from None
 
 
 def _member(row: Any) -> Member:
     if not isinstance(row, Mapping) or not {"name", "key"} <= set(row) <= {"name", "key", "weight"}:
         raise KeyFileError(f"a member has a name, a key and perhaps a weight, got {row!r}")
-    name, weight = row["name"], row.get("weight")
-    check_name(name)
-    raw = parse_key(name, row["key"])
-    if weight is not None and (isinstance(weight, bool) or not isinstance(weight, int | float)):
-        raise KeyFileError(f"{name}: weight must be a number of at least 0, got {weight!r}")
-    return Member(name, raw, weight)
+    check_name(row["name"])
+    return Member(row["name"], parse_key(row["name"], row["key"]), row.get("weight"))
 
 
 def parse_key(name: str, text: Any) -> bytes:
@@ -583,7 +563,6 @@ def parse_key(name: str, text: Any) -> bytes:
 
 
 def _check_key(name: str, key: Any) -> None:
-    """Raise KeyFileError unless this can be somebody's public key."""
     if not isinstance(key, bytes) or len(key) != 32:
         raise KeyFileError(f"{name}: a public key has 32 bytes")
     if _small_order(key):

@@ -1,29 +1,24 @@
 """Words for people: one catalogue of words by code, and notes, which are texts that carry their code.
 
-`words` fills values into the words of a code. A `Note` is text that carries its code and the values it was
-made from. Code decides by ``code`` and ``values``, never by the text. The page and the command line use them
-to say the same in other words, and pseudonyms replace names in the values before the text is made
-(`Note.renamed`).
+Code decides by the ``code`` and ``values`` of a `Note`, never by its text; the page and the command line use
+them to say the same in other words.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import string
 import time
 import tomllib
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from decimal import Decimal
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from fedmerit.config import Corruption
+from typing import Any
 
 # ----------------------------------------------------------------------------------------------- catalogue
 
@@ -55,7 +50,6 @@ def catalogue() -> dict[str, str]:
 
 @cache
 def catalogue_of(language: str) -> dict[str, str]:
-    """Return the whole catalogue of a language."""
     with (CATALOGUES / f"{language}.toml").open("rb") as file:
         sections = tomllib.load(file)
     notes: dict[str, str] = sections.pop("note")
@@ -99,13 +93,28 @@ def formatted(value: float | Decimal, spec: str) -> str:
     ...     formatted(1234.5, ",.2f")
     '1.234,50'
     """
-    said = catalogue()
-    marks: dict[str, str | int | None] = {
-        ".": said["number.decimal"],
-        ",": said["number.thousands"],
-        "%": said["number.percent"],
-    }
-    return format(value, spec).translate(str.maketrans(marks))
+    marks = {mark: words(f"number.{name}") for mark, name in _NUMBER_MARKS.items()}
+    return "".join(marks.get(letter, letter) for letter in format(value, spec))
+
+
+_NUMBER_MARKS = {".": "decimal", ",": "thousands", "%": "percent"}
+
+
+def digits_for(largest: float) -> int:
+    """Return the decimals for numbers up to this size: 4 as a rule, more for small, fewer for large ones.
+
+    >>> [digits_for(size) for size in (0.0, 2e-5, 0.03, 1.0, 20_000.0, 1e9)]
+    [4, 7, 4, 4, 2, 0]
+    """
+    if not largest:
+        return 4
+    power = math.floor(math.log10(largest))
+    return min(15, 2 - power) if power < -2 else 4 if power < 3 else max(0, 6 - power)
+
+
+def signed(value: float | None, digits: int = 4) -> str:
+    """Return a number with its sign, or a dash."""
+    return "-" if value is None else formatted(value, f"+.{digits}f")
 
 
 def day(date: str) -> str:
@@ -128,17 +137,6 @@ _UNMARKED = dict.fromkeys(MARKS, "")
 
 # --------------------------------------------------------------------------------------------------- notes
 
-NAMES = frozenset({"client", "other", "clients"})
-"""Keys of values that are members' names."""
-PLAIN = frozenset({
-    "score", "status", "utility", "rule", "decided", "used", "zero", "noise", "doubt", "doubts", "holder",
-    "what", "head", "hash", "file", "money", "currency", "until", "term", "signed",
-    "python", "version", "system", "extra", "packages", "gpu", "clock",
-})  # fmt: skip
-"""Keys of values that never contain a member's text: our own words, hashes, amounts, names of utilities."""
-HIDDEN = {"path": "DIR"}
-"""Key -> what replaces a value that is withheld."""
-
 
 class Note(str):
     """Text made from a code and values; it compares, hashes and prints as that text.
@@ -146,9 +144,8 @@ class Note(str):
     >>> note = Note("partly-zero", client="Ulm", seen=1, rounds=2)
     >>> print(note)
     member 'Ulm' reported 1 of 2 rounds; the rest counts as zero
-    >>> note.code, note.values["client"], print(note.renamed({"Ulm": "Member A"}))
-    member 'Member A' reported 1 of 2 rounds; the rest counts as zero
-    ('partly-zero', 'Ulm', None)
+    >>> note.code, note.values["client"]
+    ('partly-zero', 'Ulm')
     """
 
     code: str
@@ -175,30 +172,24 @@ class Note(str):
             named: whether a score gets its name for people: contribution for ALPHA.
             more: further values that these words need.
         """
-        values = {
-            key: _each(value, lambda one: one.worded(section, named=named, **more))
-            for key, value in self.values.items()
-        }
-        shown = values | ({"score": called("score", values["score"])} if named and "score" in values else {})
+
+        def reworded(note: Note) -> Note:
+            return note.worded(section, named=named, **more)
+
+        values = {key: _each(value, reworded) for key, value in self.values.items()}
+        score = {"score": called("score", values["score"])} if named and "score" in values else {}
         known = catalogue()
         template = known.get(f"{section}.{self.code}", known[self.code])
-        return self._from(self.code, values, template, {**more, **shown})
-
-    def renamed(self, names: Mapping[str, str]) -> Note:
-        """Return the same note with these names in place of the real ones, sorted by the new names.
-
-        Members without a new name become "another member". All other text in the values is withheld unless
-        its key is in ``PLAIN``, so a key that nobody declared hides too much rather than too little.
-        """
-        return Note(self.code, **{key: _renamed(key, value, names) for key, value in self.values.items()})
+        return self._from(self.code, values, template, {**more, **values, **score})
 
     def part(self, code: str) -> Note | None:
         """Return this note, or a note inside it, that has this code; None if there is none."""
+        if self.code == code:
+            return self
         inside: list[Note] = []
         for value in self.values.values():
             _each(value, inside.append)
-        found = (one.part(code) for one in inside)
-        return self if self.code == code else next((one for one in found if one is not None), None)
+        return next(filter(None, (note.part(code) for note in inside)), None)
 
 
 def code_of(text: str) -> str:
@@ -219,28 +210,6 @@ def _each(value: Any, change: Callable[[Note], Any]) -> Any:
     return tuple(_each(one, change) for one in value) if isinstance(value, tuple) else value
 
 
-def _renamed(key: str, value: Any, names: Mapping[str, str]) -> Any:
-    if isinstance(value, Note):
-        return value.renamed(names)
-    if isinstance(value, tuple):
-        return tuple(sorted((_renamed(key, one, names) for one in value), key=_by_name(key)))
-    if key in PLAIN or value is None or value == "" or isinstance(value, int | float | Decimal):
-        return value
-    if key in NAMES:
-        return names.get(value, words("name.somebody"))
-    return HIDDEN.get(key) or words("name.withheld")
-
-
-def _by_name(key: str) -> Callable[[Any], str]:
-    """Return the key that sorts a list by the names shown; a list without names keeps its order."""
-
-    def name(one: Any) -> str:
-        found = one.values.get("client", "") if isinstance(one, Note) else one if key in NAMES else ""
-        return str(found)
-
-    return name
-
-
 def _written(words: str, values: Mapping[str, Any]) -> str:
     """Return words with their values filled in. Lists and plurals are made only here, as the words ask for:
 
@@ -259,13 +228,13 @@ def _written(words: str, values: Mapping[str, Any]) -> str:
     ``{x!r}``             a name in quotation marks, without characters that cannot be printed
     ====================  ==========================================================================
     """
-    parts = []
+    text = ""
     for literal, key, spec, conversion in _parsed(words):
-        parts.append(literal)
+        text += literal
         if key is not None:
             value = values[key]
-            parts.append(_shown(_CONVERTED[conversion](value) if conversion else value, spec or ""))
-    return "".join(parts)
+            text += _shown(_CONVERTED[conversion](value) if conversion else value, spec or "")
+    return text
 
 
 @cache
@@ -304,8 +273,8 @@ def _by(code: str, items: Sequence[Any], most: int) -> str:
 
 
 def _cut_off(code: str, mark: str, items: Sequence[Any], most: int) -> str:
-    told = _by(mark, items, most)
-    return told if len(items) <= most else words(code, items=told, left=len(items) - most)
+    shown = _by(mark, items, most)
+    return shown if len(items) <= most else words(code, items=shown, left=len(items) - most)
 
 
 _JOINED: dict[str, Callable[[Sequence[Any], int], str]] = {
@@ -321,27 +290,7 @@ _JOINED: dict[str, Callable[[Sequence[Any], int], str]] = {
 _MOST = {"listed": 6, "numbered": 30}
 """The most items that these name unless the words say another number."""
 
-# -------------------------------------------------------------------------------------------- names, short
-
-WIDTH = 18
-"""Width of a label in letters; a wide letter counts as two."""
-
-
-def labels(names: Sequence[str], width: int = WIDTH) -> dict[str, str]:
-    """Return name -> label: long names lose their middle, at a place where no two labels become equal.
-
-    >>> clinics = ["Universitätsklinikum Bonn", "Universitätsklinikum Köln", "Ulm"]
-    >>> list(labels(clinics).values())
-    ['Universit…kum Bonn', 'Universit…kum Köln', 'Ulm']
-    """
-    for tail in range((width - 1) // 2, width):  # names often differ at the end
-        found = {name: _cut(name, width - 1 - tail, tail) for name in names}
-        if len(set(found.values())) == len(names):
-            return found
-    taken = {
-        name: f" ({place})" for place, name in enumerate(names, start=1)
-    }  # they differ only in the middle
-    return {name: _head(name, width - len(mark) - 1) + "…" + mark for name, mark in taken.items()}
+# ----------------------------------------------------------------------------------------------- sentences
 
 
 def quoted(name: str) -> str:
@@ -351,28 +300,6 @@ def quoted(name: str) -> str:
     ('Ulm', '“Bonn, Radiology”')
     """
     return words("list.quoted", name=name) if re.search("[,;]| and | und ", name) else name
-
-
-def _cut(name: str, head: int, tail: int) -> str:
-    if sum(map(_width, name)) <= head + 1 + tail:
-        return name
-    return f"{_head(name, head).rstrip()}…{_head(name[::-1], tail)[::-1].lstrip()}"
-
-
-def _head(name: str, width: int) -> str:
-    used = 0
-    for place, letter in enumerate(name):
-        used += _width(letter)
-        if used > width:
-            return name[:place]
-    return name
-
-
-def _width(letter: str) -> int:
-    return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
-
-
-# ----------------------------------------------------------------------------------------------- sentences
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:
@@ -385,25 +312,19 @@ def listed(names: Sequence[str], most: int = 6) -> str:
     """
     if len(names) == 1:
         return names[0]
-    told = [quoted(name) for name in names[:most]]
+    named = [*map(quoted, names)]
     if len(names) > most:
-        return words("list.more", items=_by("comma", told, most), left=len(names) - most)
-    return words("list.last", items=_by("comma", told[:-1], most), last=told[-1])
+        return first_names(named, most)
+    return words("list.last", items=_by("comma", named[:-1], most), last=named[-1])
 
 
 def first_names(names: Sequence[str], most: int) -> str:
-    """Return the first ``most`` names for a message, and how many more there are.
-
-    >>> first_names(["A", "B"], 2), first_names(["A", "B", "C"], 2)
-    ('A, B', 'A, B and 1 more')
-    """
+    """Return the first ``most`` names for a message, and how many more there are: A, B and 1 more."""
     return _cut_off("list.more", "comma", names, most)
 
 
 def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6, exact: int = 0) -> str:
-    """Return the known name that a name is almost, or an empty text.
-
-    Case, blanks, hyphens and underscores do not count.
+    """Return the known name that a name is almost, or an empty text; case, blanks, "-" and "_" do not count.
 
     Args:
         name: as somebody wrote it.
@@ -442,10 +363,7 @@ def numbered(numbers: Sequence[int], most: int = 30) -> str:
     >>> numbered([3]), numbered([1, 2, 5]), numbered([1, 2, 5, 6], most=2)
     ('round 3', 'rounds 1, 2 and 5', 'rounds 1, 2 and 2 more')
     """
-    told = [str(number) for number in numbers[:most]]
-    left = len(numbers) - most
-    last = words("list.left", left=left) if left > 0 else told.pop()
-    phrase = words("list.last", items=_by("comma", told, most), last=last) if told else last
+    phrase = listed([*map(str, numbers)], most)
     return words("list.rounds", count=len(numbers), numbers=phrase)
 
 
@@ -456,47 +374,3 @@ def moment(seconds: int | None) -> str:
     '1970-01-01 00:00 UTC'
     """
     return "" if seconds is None else time.strftime(words("date.moment"), time.gmtime(seconds))
-
-
-def planted(corruption: Corruption, names: Mapping[str, str] | None = None) -> Note:
-    """Return a sentence that says which faults the settings planted in whom; empty if there are none.
-
-    Args:
-        corruption: the corruption settings.
-        names: member -> name shown, if names are hidden; members are then sorted by the names shown, and
-            members without one stay unnamed.
-
-    >>> from fedmerit.config import Corruption
-    >>> print(planted(Corruption(label_flip=["Site 10"])))
-    Rehearsal: the labels of Site 10 were flipped on purpose (corruption.label_flip).
-    """
-    faults = tuple(_planted(corruption))
-    found = Note("planted", faults=faults) if faults else Note("nothing")
-    return found.renamed(names) if names else found
-
-
-def _planted(corruption: Corruption) -> Iterator[Note]:
-    noise = corruption.label_noise
-    if isinstance(noise, str):
-        yield Note("planted-ramp", noise=noise)
-    elif rates := [
-        Note("planted-rate", client=name, percent=100 * rate) for name, rate in noise.items() if rate
-    ]:
-        yield Note("planted-noise", each=rates)
-    if corruption.label_flip:
-        yield Note("planted-flips", clients=tuple(corruption.label_flip))
-    if riders := [Note(_RIDERS[kind], client=name) for name, kind in corruption.free_rider.items()]:
-        yield Note("planted-riders", each=riders)
-    if copies := [
-        Note("planted-copy", client=name, other=other) for name, other in corruption.duplicate.items()
-    ]:
-        yield Note("planted-copies", each=copies)
-    if corruption.test_set:
-        yield Note("planted-tests", clients=tuple(corruption.test_set))
-    if lies := [
-        Note("planted-lie", client=name, factor=factor) for name, factor in corruption.misstate.items()
-    ]:
-        yield Note("planted-lies", each=lies)
-
-
-_RIDERS = {"zero": "rider-zero", "noise": "rider-noise", "stale": "rider-stale"}

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmerit.data import READERS, Dataset, load
+from fedmerit.data import Dataset, load
+from fedmerit.data.dataset import READERS
 from fedmerit.errors import DataError, MissingExtra
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 RNG = np.random.default_rng(0)
 
 
@@ -55,24 +55,6 @@ def test_fashion_mini_is_complete_and_needs_no_pillow(monkeypatch):
     assert "MIT" in data.notes[0]
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared benchmark data is not beside this checkout")
-def test_fashion_mini_equals_the_benchmark_copy():
-    from PIL import Image
-
-    data = load("fashion-mini")
-    for part, n in (("train", 1813), ("test", 600)):
-        with Image.open(SHARED / "fashion_mini" / f"{part}_0.png") as mosaic:
-            pixels = np.asarray(mosaic.convert("L"))
-        tiles = [
-            pixels[r : r + 28, c : c + 28]
-            for r in range(0, len(pixels), 28)
-            for c in range(0, pixels.shape[1], 28)
-        ]
-        assert np.array_equal(getattr(data, f"x_{part}")[..., 0], np.array(tiles[:n]))
-        with np.load(SHARED / "fashion_mini" / "labels.npz") as labels:
-            assert np.array_equal(getattr(data, f"y_{part}"), labels[f"y_{part}"])
-
-
 def test_the_licence_travels_with_the_images():
     import fedmerit.data
 
@@ -92,10 +74,8 @@ def arrays(**changes) -> dict[str, np.ndarray]:
 
 
 def test_npz(tmp_path: Path):
-    file, given = (
-        tmp_path / "a.npz",
-        arrays(group_train=np.array(list("uvwuvw")), classes=np.array(["x", "y", "z"])),
-    )
+    file = tmp_path / "a.npz"
+    given = arrays(group_train=np.array(list("uvwuvw")), classes=np.array(["x", "y", "z"]))
     np.savez(file, **given, other=np.arange(3))
     data = load("npz", file)
     for key in ("x_train", "y_train", "x_test", "y_test", "group_train"):
@@ -106,13 +86,8 @@ def test_npz(tmp_path: Path):
 def test_npz_without_channels_or_class_names_and_with_floats_and_column_labels(tmp_path: Path):
     x = RNG.random((6, 4, 5))
     file = tmp_path / "a.npz"
-    np.savez(
-        file,
-        x_train=x,
-        y_train=np.array([[0], [1], [2], [0], [1], [2]], np.uint8),
-        x_test=x,
-        y_test=np.arange(6) % 2,
-    )
+    y = np.array([[0], [1], [2], [0], [1], [2]], np.uint8)
+    np.savez(file, x_train=x, y_train=y, x_test=x, y_test=np.arange(6) % 2)
     data = load("npz", str(file))
     assert data.x_train.shape == (6, 4, 5, 1)
     assert data.x_train.dtype == np.float32
@@ -126,23 +101,21 @@ def test_npz_refuses_pickled_objects(tmp_path: Path):
     np.savez(file, **arrays(y_test=np.array([{}, {}, {}], dtype=object)))
     with pytest.raises(DataError, match=r"a\.npz: array y_test holds Python objects"):
         load("npz", file)
-
-
-@pytest.mark.parametrize("keep", [0, 10, 300])
-def test_a_truncated_npz_is_refused(tmp_path: Path, keep: int):
-    file = tmp_path / "a.npz"
-    np.savez(file, **arrays())
-    file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(DataError, match=r"a\.npz: cannot be read as \.npz: "):
+    groups = np.array(["Ulm", "Bonn"] * 3, dtype=object)  # as pandas has them
+    np.savez(file, **arrays(group_train=groups))
+    with pytest.raises(DataError, match=r"array group_train .*np\.asarray\(groups, dtype=str\)"):
         load("npz", file)
+    np.savez(file, **arrays(group_train=np.asarray(groups, dtype=str)))
+    assert set(load("npz", file).group_train) == {"Ulm", "Bonn"}
 
 
-def test_an_npz_with_a_flipped_bit_is_refused(tmp_path: Path):
+@pytest.mark.parametrize("damage", [0, 10, 300, "a flipped bit"])
+def test_a_damaged_npz_is_refused(tmp_path: Path, damage: int | str):
     file = tmp_path / "a.npz"
     np.savez_compressed(file, **arrays())
     raw = bytearray(file.read_bytes())
     raw[120] ^= 0xFF
-    file.write_bytes(raw)
+    file.write_bytes(raw if isinstance(damage, str) else file.read_bytes()[:damage])
     with pytest.raises(DataError, match=r"a\.npz: cannot be read as \.npz: "):
         load("npz", file)
 
@@ -156,97 +129,62 @@ def test_npz_messages(tmp_path: Path):
 
 
 def test_load_messages(tmp_path: Path):
-    names = "fashion-mini, npz, folder, table, cifar10, brain-mri, isic2019, pcam"
+    names = "fashion-mini, npz, folder, table"
     assert ", ".join(READERS) == names
     refused(f"dataset must be one of {names} or \"module:function\", got 'mnist'", "mnist")
     refused("dataset 'npz' needs the path of its files", "npz")
-    refused(f"{tmp_path / 'no'}: no such file or folder", "cifar10", tmp_path / "no")
-    refused(
-        "dataset 'fashion-mini' is part of the package and takes no path, got '/x'",
-        "fashion-mini",
-        Path("/x"),
-    )
+    refused(f"{tmp_path / 'no'}: no such file or folder", "npz", tmp_path / "no")
+    no_path = "dataset 'fashion-mini' is part of the package and takes no path, got '/x'"
+    refused(no_path, "fashion-mini", Path("/x"))
     refused("data.options: 'fashion-mini' has no option 'size': it has none", "fashion-mini", size=3)
-    near = "data.options: 'brain-mri' has no option 'sizes' (did you mean size?): expected one of size"
-    refused(near, "brain-mri", tmp_path, sizes=3)
+    near = "data.options: 'npz' has no option 'image' (did you mean images?): expected one of images"
+    refused(near, "npz", tmp_path, image=3)
 
 
 # --- what every dataset is checked for
 
 
+NONE = {"classes": ()}
+SHAPES = "must have shape (n, height, width, channels) for images, or (n, ...), none of them 0, got"
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "told"),
     [
-        ({"y_train": np.array([0, 1, 2, 0, 1, 3])}, "d: y_train: label 3 of sample 5 is outside 0 .. 2"),
-        ({"y_test": np.array([0, -1, 2])}, "d: y_test: label -1 of sample 1 is outside 0 .. 2"),
-        ({"y_train": np.array([0, 1, 1, 0, 1, 1])}, "d: class 'c' has no training sample"),
-        ({"y_train": np.array([0, 1, 2])}, "d: 6 samples in x_train but 3 labels in y_train"),
+        ({"y_train": np.array([0, 1, 2, 0, 1, 3])}, "y_train: label 3 of sample 5 is outside 0 .. 2"),
+        ({"y_test": np.array([0, -1, 2])}, "y_test: label -1 of sample 1 is outside 0 .. 2"),
+        ({"y_train": np.array([0, 1, 1, 0, 1, 1])}, "class 'c' has no training sample"),
+        ({"y_train": np.array([0, 1, 2])}, "6 samples in x_train but 3 labels in y_train"),
+        ({"y_test": np.zeros(3)}, "y_test must be integers of shape (n,), because classes are named"),
+        ({**NONE, "y_train": np.full(6, 2.5), "y_test": np.zeros(3)}, "y_train is the same for every sample"),
         (
-            {"y_test": np.zeros(3)},
-            "d: y_test must be integers of shape (n,), because classes are named, got float64 of shape (3,); "
-            "without names of classes, y may be real numbers or arrays",
+            {**NONE, "y_train": np.arange(6.0), "y_test": np.array([0, np.nan, 1])},
+            "y_test: sample 1 holds a value that is not finite",
         ),
         (
-            {"classes": (), "y_train": np.full(6, 2.5), "y_test": np.zeros(3)},
-            "d: y_train is the same for every sample, so there is nothing to learn",
+            {**NONE, "y_train": np.arange(12.0).reshape(6, 2), "y_test": np.zeros((3, 3))},
+            "training y are 2 float32, test y 3 float32",
         ),
-        (
-            {"classes": (), "y_train": np.arange(6.0), "y_test": np.array([0, np.nan, 1])},
-            "d: y_test: sample 1 holds a value that is not finite",
-        ),
-        (
-            {"classes": (), "y_train": np.arange(12.0).reshape(6, 2), "y_test": np.zeros((3, 3))},
-            "d: training y are 2 float32, test y 3 float32",
-        ),
-        ({"classes": (), "y_train": np.array(list("abcdef"))}, "d: y_train must be numbers, got <U1"),
-        (
-            {"x_test": np.zeros((3, 4, 4, 3), np.uint8)},
-            "d: training samples are 4x5x3 uint8, test samples 4x4x3 uint8",
-        ),
-        (
-            {"x_test": np.zeros((3, 4, 5, 3))},
-            "d: training samples are 4x5x3 uint8, test samples 4x5x3 float32",
-        ),
-        (
-            {"x_train": np.zeros((6, 4, 5, 3), np.int32)},
-            "d: training samples are 4x5x3 int64, test samples 4x5x3 uint8",
-        ),
-        ({"x_train": np.zeros((6, 2), complex)}, "d: x_train must be numbers, got complex128"),
-        (
-            {"x_train": np.zeros(6)},
-            "d: x_train must have shape (n, height, width, channels) for images, or (n, ...), none of "
-            "them 0, got (6,)",
-        ),
-        (
-            {"x_train": np.zeros((6, 4))},
-            "d: training samples are 4 float32, test samples 4x5x3 uint8",
-        ),
-        (
-            {"x_test": np.zeros((0, 4, 5, 3), np.uint8)},
-            "d: x_test must have shape (n, height, width, channels) for images, or (n, ...), none of them 0, "
-            "got (0, 4, 5, 3)",
-        ),
-        (
-            {"x_train": np.full((6, 4, 5, 3), np.nan)},
-            "d: x_train: sample 0 holds a value that is not finite",
-        ),
-        ({"classes": ("a",)}, "d: expected at least 2 classes, or none where y is no class, got 1"),
-        ({"classes": ("a", "b", "a")}, "d: class name 'a' appears twice"),
-        (
-            {"group_train": np.array(["x"])},
-            "d: group_train must hold one string or integer per training sample (6), got <U1 of shape (1,)",
-        ),
-        (
-            {"group_train": np.zeros(6)},
-            "d: group_train must hold one string or integer per training sample (6), got float64 "
-            "of shape (6,)",
-        ),
+        ({**NONE, "y_train": np.array(list("abcdef"))}, "y_train must be numbers, got <U1"),
+        ({"x_test": np.zeros((3, 4, 4, 3), np.uint8)}, "samples are 4x5x3 uint8, test samples 4x4x3 uint8"),
+        ({"x_test": np.zeros((3, 4, 5, 3))}, "samples are 4x5x3 uint8, test samples 4x5x3 float32"),
+        ({"x_train": np.zeros((6, 4, 5, 3), np.int32)}, "samples are 4x5x3 int64, test samples 4x5x3 uint8"),
+        ({"x_train": np.zeros((6, 4))}, "samples are 4 float32, test samples 4x5x3 uint8"),
+        ({"x_train": np.zeros((6, 2), complex)}, "x_train must be numbers, got complex128"),
+        ({"x_train": np.zeros(6)}, f"x_train {SHAPES} (6,)"),
+        ({"x_test": np.zeros((0, 4, 5, 3), np.uint8)}, f"x_test {SHAPES} (0, 4, 5, 3)"),
+        ({"x_train": np.full((6, 4, 5, 3), np.nan)}, "x_train: sample 0 holds a value that is not finite"),
+        ({"classes": ("a",)}, "expected at least 2 classes, or none where y is no class, got 1"),
+        ({"classes": ("a", "b", "a")}, "class name 'a' appears twice"),
+        ({"group_train": np.array(["x"])}, "per training sample (6), got <U1 of shape (1,)"),
+        ({"group_train": np.zeros(6)}, "per training sample (6), got float64 of shape (6,)"),
     ],
 )
-def test_malformed_datasets_are_refused(changes, message):
+def test_malformed_datasets_are_refused(changes, told):
     with pytest.raises(DataError) as caught:
         Dataset(name="d", **{"classes": ("a", "b", "c"), **arrays(), **changes})
-    assert str(caught.value) == message
+    assert str(caught.value).startswith("d: ")
+    assert told in str(caught.value)
 
 
 # --- image folders
@@ -299,10 +237,8 @@ def test_folder_of_mixed_sizes_needs_a_size(images: Path):
 
 
 def test_folder_groups(images: Path):
-    listed = [
-        ["file", "group"],
-        *([f"{c}/{i}.png", f"hospital {c}{i % 4}"] for c in ("cat", "dog") for i in (2, 10)),
-    ]
+    rows = [[f"{c}/{i}.png", f"hospital {c}{i % 4}"] for c in ("cat", "dog") for i in (2, 10)]
+    listed = [["file", "group"], *rows]
     table(images / "groups.csv", listed)
     data = load("folder", images, groups="groups.csv")
     assert data.group_train is not None
@@ -317,13 +253,9 @@ def test_folder_groups(images: Path):
     table(images / "groups.csv", listed[:-1])
     refused(f"{images / 'groups.csv'}: no group for dog/10.png", "folder", images, groups="groups.csv")
     table(images / "groups.csv", [["path", "group"]])
-    refused(
-        f"{images / 'groups.csv'}: line 1: missing column 'file'; expected file, group; got 'path, group'",
-        "folder",
-        images,
-        groups="groups.csv",
-    )
-    refused(f"{images / 'none.csv'}: no such file", "folder", images, groups="none.csv")
+    missing = "line 1: missing column 'file'; expected file, group; got 'path, group'"
+    refused(f"{images / 'groups.csv'}: {missing}", "folder", images, groups="groups.csv")
+    refused(f"{images / 'none.csv'}: no such file or folder", "folder", images, groups="none.csv")
 
 
 def test_folder_messages(images: Path, tmp_path: Path):
@@ -368,15 +300,3 @@ def test_without_pillow_it_says_what_to_install(images: Path, monkeypatch):
         MissingExtra, match=r"reading image files needs Pillow: pip install 'fedmerit\[data\]'"
     ):
         load("folder", images)
-
-
-def test_brain_mri(tmp_path: Path):
-    for part, stem in (("Training", "Tr"), ("Testing", "Te")):
-        for i, name in enumerate(("glioma", "meningioma", "notumor", "pituitary")):
-            picture(tmp_path / part / name / f"{stem}-{name[:2]}_0010.jpg", (20 + i, 30), value=60 * i)
-    data = load("brain-mri", tmp_path)
-    assert data.x_train.shape == (4, 128, 128, 1)
-    assert data.classes == ("glioma", "meningioma", "notumor", "pituitary")
-    assert data.x_train[:, 64, 64, 0].tolist() == pytest.approx([0, 60, 120, 180], abs=1)
-    assert load("brain-mri", tmp_path, size=32).x_test.shape == (4, 32, 32, 1)
-    assert data.name == "brain-mri"

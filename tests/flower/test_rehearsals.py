@@ -4,20 +4,21 @@ import logging
 from dataclasses import replace
 
 import pytest
-from federation_in import NAMES, NODES
+from flwr.app import Context, RecordDict
 from flwr.superlink.grid import HttpGrid, InMemoryGrid
-from inprocess import InProcess
-from small import contributions, members, start
-from test_records import anew
-from typer.testing import CliRunner
 
-from fedmerit.cli import app
-from fedmerit.errors import LedgerError, ProtocolError
-from fedmerit.flower.checks import engine_of
+import fedmerit.flower
+from command_line import call
+from federation_in import NAMES, NODES
+from fedmerit.errors import ConfigError, LedgerError, ProtocolError
 from fedmerit.flower.client import place_of
+from fedmerit.flower.server import engine_of
 from fedmerit.identity import read_roster
 from fedmerit.verify import verify_folder
-from raising import raises
+from inprocess import InProcess
+from refusals import refused
+from small import contributions, members, start
+from tests.ledger.test_records import anew
 
 CAREFUL = "members: 4 of 4 joined, each with its own key; this cannot show whose machines they were"
 REHEARSAL = (
@@ -48,6 +49,12 @@ def simulated(home):
     return home
 
 
+def page_in(folder):
+    made = call("page", folder)
+    assert made.exit_code == 0, made.output
+    return (folder / "page-run.html").read_text()
+
+
 def test_a_simulation_is_a_rehearsal_to_verify_and_on_the_page(simulated):
     lines = list(verify_folder(simulated / "run"))
     assert REHEARSAL in lines
@@ -57,9 +64,7 @@ def test_a_simulation_is_a_rehearsal_to_verify_and_on_the_page(simulated):
         line.endswith("; but one simulation held all of them, so they do not prove who signed")
         for line in lines
     )
-    made = CliRunner().invoke(app, ["page", str(simulated / "run")])
-    assert made.exit_code == 0, made.output
-    page = (simulated / "run" / "page-run.html").read_text()
+    page = page_in(simulated / "run")
     assert "This was a rehearsal: one simulation held all keys" in page
     assert "Nothing here can show on whose machines the keys were" not in page
 
@@ -69,8 +74,7 @@ def test_a_run_between_nodes_of_whoever_is_no_rehearsal_and_no_more_than_keys(ho
     lines = list(verify_folder(home / "run"))
     assert CAREFUL in lines
     assert not any("rehearsal" in line or "own machine" in line for line in lines)
-    CliRunner().invoke(app, ["page", str(home / "run")])
-    page = (home / "run" / "page-run.html").read_text()
+    page = page_in(home / "run")
     assert "Nothing here can show on whose machines the keys were" in page
     assert "This was a rehearsal" not in page
 
@@ -80,8 +84,7 @@ def test_a_server_cannot_say_afterwards_that_it_was_none(simulated):
         return body | {"engine": "flower"} if record.kind == "run" else body
 
     anew(simulated, other)
-    message = r"^record 1 \(run by server\): its members agreed to a different engine$"
-    with pytest.raises(LedgerError, match=message):
+    with refused(LedgerError, record=1):
         list(verify_folder(simulated / "run"))
 
 
@@ -89,13 +92,11 @@ def test_a_simulation_that_too_few_joined_leaves_a_folder_that_can_be_used_again
     grid = members(home, place=rehearsed)
     grid.__class__ = Simulated
     grid.dead = {100, 101}
-    with raises(ProtocolError, stage="join"):
+    with refused(ProtocolError, stage="join"):
         start(contributions(home), grid, 1)
     grid.dead.clear()
     start(contributions(home), grid, 1)
-    resumed = CliRunner().invoke(
-        app, ["run", str(home / "run" / "config.toml"), "--out", str(home / "run"), "--resume"]
-    )
+    resumed = call("run", home / "run" / "config.toml", "--out", home / "run", "--resume")
     assert "it holds a Flower simulation (engine 'flower-simulation')" in str(resumed.exception)
 
 
@@ -110,3 +111,31 @@ def test_a_member_says_in_its_log_that_the_run_named_its_key(home, caplog):
         f"a rehearsal: the run names {home / name}.pem, so whoever started it holds this key too"
         for name in NAMES
     ]
+
+
+def test_keys_for_a_simulation_are_made_once(tmp_path):
+    roster = fedmerit.flower.rehearsal(tmp_path / "keys", NAMES)
+    before = roster.read_bytes()
+    assert fedmerit.flower.rehearsal(tmp_path / "keys", NAMES) == roster
+    assert roster.read_bytes() == before
+    assert read_roster(roster).names == NAMES
+    assert {path.name for path in roster.parent.iterdir()} == {
+        "roster.toml",
+        "server.pem",
+        *(f"{name}.pem" for name in NAMES),
+    }
+    with refused(ConfigError):
+        fedmerit.flower.rehearsal(tmp_path / "keys", ["a", "b", "c"])
+    with refused(ConfigError):
+        fedmerit.flower.rehearsal("", NAMES)
+
+
+@pytest.mark.parametrize(
+    ("node", "rehearsal"),
+    [({"fedmerit-key": "key.pem"}, ""), ({}, ""), ({"partition-id": 0}, ""), ({"partition-id": 4}, "here")],
+    ids=["no roster", "nothing", "no folder", "no such member"],
+)
+def test_a_node_that_names_no_member_is_told_what_is_expected(home, node, rehearsal):
+    config = {"fedmerit-rehearsal": str(home) if rehearsal else ""}
+    with refused(ConfigError):
+        place_of(Context(7, 100, node, RecordDict(), config))

@@ -64,13 +64,6 @@ def test_a_signature_holds_for_one_app_to_the_bit_under_one_key(app):
     assert not _verify_fab(Fab(fab.hash_str, bytes(changed), fab.verifications), trusted)
 
 
-def test_an_app_from_a_folder_bears_no_signature(app):
-    """`flwr run .`: the SuperLink has nothing to pass on, so such a node runs none of them."""
-    fab = Fab(hashlib.sha256(app).hexdigest(), app, {})
-    assert not fab.verifications.get("valid_license", "")
-    assert not _verify_fab(fab, {"fpk_1": public(Ed25519PrivateKey.generate())})
-
-
 def test_a_list_without_a_name_is_no_list(tmp_path):
     """Flower asks `if trusted_entities`: an empty mapping lets every app run, as the guide warns."""
     path = tmp_path / "trusted.yaml"

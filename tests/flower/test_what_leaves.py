@@ -1,16 +1,21 @@
-"""What leaves a member, what stays, what it costs, and what cannot run here."""
+"""What leaves a member, and what a server may tell it: nothing that differs from what the others are told."""
 
 import numpy as np
 import pytest
-from federation_in import NODES, client, grid_of, rounds_in, run, task
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from lies import checked, exchange_of
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fedmerit.flower
-from fedmerit.errors import ConfigError
-from fedmerit.flower.codec import BYTES, take
-from fedmerit.verify import verify_folder
+from federation_in import NODES, client, grid_of, run, task
+from fedmerit.errors import ConfigError, MessageError, ProtocolError, RefusedError
+from fedmerit.flower.codec import BYTES, config_digest, digest, put, take
+from fedmerit.protocol.member import REFUSED
+from fedmerit.protocol.messages import Parcel
+from lies import LIAR, at, checked, exchange_of
+from refusals import refused
+from small import contributions
 
 
 def test_what_leaves_a_member_is_masked_and_little(home):
@@ -42,15 +47,9 @@ def test_a_steady_round_takes_five_exchanges_and_four_evaluations(home):
     kinds = {name: len(times) for name, times in strategy.seconds.items()}
     assert kinds == {"advertise": 1, "share": 3, "train": 3, "check": 3, "unmask": 3, "report": 3, "close": 1}
     assert len(counted) == 4 * 4 * 3
-
-
-def test_without_the_check_it_takes_four(home):
-    """If, and only if, the members agree to it."""
-    app = fedmerit.flower.secure(client.app.inner, value=task.value, accept=lambda config: None)
-    strategy, rounds = run(home, grid_of(home, dict.fromkeys(NODES, app)), check=False)
-    checked(strategy, rounds, home)
-    assert "check" not in strategy.seconds
-    assert [len(one.reports) for one in rounds] == [4, 4]
+    for node in NODES.values():  # who is there from the start is invited once
+        asked = [exchange_of(message).exchange for to, message, _ in grid.seen if to == node]
+        assert asked.count("join") == 1
 
 
 def test_members_own_metrics_only_where_listed(home):
@@ -65,11 +64,9 @@ def test_members_own_metrics_only_where_listed(home):
             seen.extend(replies := list(replies))
             return super().aggregate_train(server_round, replies)
 
-    strategy = fedmerit.flower.Contributions(
-        Looks(fraction_evaluate=0.0, weighted_by_key="weight"),
-        roster=home / "roster.toml", test=task.federation().pool, value=task.value,
-        method="reports",
-        utilities=task.UTILITIES, folder=home / "run", weights="uniform",
+    strategy = contributions(
+        home, Looks(fraction_evaluate=0.0, weighted_by_key="weight"),
+        test=task.federation().pool, value=task.value, utilities=task.UTILITIES,
     )  # fmt: skip
     strategy.start(grid=grid, initial_arrays=ArrayRecord(task.first_model()), num_rounds=1)
     assert len(seen) == 1  # one reply, whoever averages
@@ -91,45 +88,286 @@ def test_an_evaluation_tells_listed_metrics_and_no_sample_count(home):
     }
 
 
-def test_what_cannot_run_here_is_refused_with_the_reason(home):
-    from flwr.serverapp import strategy as stock
+# ------------------------------------------------------------------------- whatever goes wrong, one sentence
 
-    options = {
-        "roster": home / "roster.toml",
-        "test": ([[1.0]] * 4, [0] * 4),
-        "value": None,
-        "folder": home / "r",
-        "method": "reports",
+
+SECRET = "/data/patients/Meier_Anna_1961.dcm: label 3 unknown"
+NODE = NODES[LIAR]
+
+
+def readable_by_others(home):
+    (home / f"{LIAR}.pem").chmod(0o640)
+
+
+def key_is_gone(home):
+    (home / f"{LIAR}.pem").unlink()
+
+
+def cannot_lock(home):
+    lock = home / f"{LIAR}.pem.state" / ".lock"
+    lock.unlink()
+    lock.mkdir()
+
+
+def no_terms(home):
+    (terms,) = (home / f"{LIAR}.pem.state").glob("*/terms.*")
+    terms.unlink()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "reason"),
+    [
+        (readable_by_others, f"{LIAR}.pem: a private key must have mode 600, got 640"),
+        (key_is_gone, f"{LIAR}.pem: cannot read the private key"),
+        (cannot_lock, "cannot keep a member's state"),
+        (no_terms, ": missing; put back this very file"),
+    ],
+)
+def test_a_machine_out_of_order_says_so_at_home_only(home, caplog, break_it, reason):
+    grid, replies = grid_of(home), []
+
+    def alter(node, message, reply):
+        if node == NODE and reply.has_error() and exchange_of(message).exchange != "join":
+            replies.append(reply.error.reason)
+        return reply
+
+    at(grid, "unmask", 2, lambda message: break_it(home), who=NODE)
+    grid.alter = alter
+    strategy, rounds = run(home, grid, join=0.5)
+    notes = checked(strategy, rounds, home)
+    assert LIAR in {*rounds[1].included} & {*rounds[1].silent}
+    assert set(replies) == {f"RefusedError: {REFUSED}"}
+    assert f"{LIAR}: unmask failed: RefusedError: {REFUSED}" in notes
+    assert any(reason in record.getMessage() for record in caplog.records if "refuses" in record.msg)
+    if break_it is no_terms:  # the member has said it, once
+        assert not any("refuses a message" in record.msg for record in caplog.records)
+
+
+def failing_app(kind, how):
+    app = fedmerit.flower.secure(ClientApp(), value=task.value)
+
+    @getattr(app, kind)()
+    def fail(message, context):
+        return how(message)
+
+    return app
+
+
+def raises(message):
+    raise ValueError(SECRET)
+
+
+def answers_with_an_error(message):
+    return Message(Error(0, SECRET), reply_to=message)
+
+
+def forgets_to_answer(message):
+    return None
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "query"])
+@pytest.mark.parametrize("how", [raises, answers_with_an_error, forgets_to_answer])
+def test_the_users_own_functions_fail_at_home(home, caplog, kind, how):
+    grid_of(home)  # Flower's messages need to know whose they are
+    message = Message(RecordDict(), dst_node_id=3, message_type=kind)
+    with pytest.raises(RefusedError) as caught:
+        failing_app(kind, how)(message, Context(7, 3, {}, RecordDict(), {}))
+    assert str(caught.value) == REFUSED
+    assert caught.value.logged
+    assert caught.value.__suppress_context__
+    assert how is forgets_to_answer or SECRET in caplog.text
+
+
+def test_a_broken_value_function_fails_at_home(home, caplog):
+    def value(arrays, test):
+        raise ValueError(SECRET)
+
+    app = fedmerit.flower.secure(ClientApp(), value=value)
+
+    @app.train()
+    def train(message, context):
+        return client.app.inner(message, context)
+
+    grid = grid_of(home, {LIAR: app})
+    strategy, rounds = run(home, grid)
+    notes = checked(strategy, rounds, home)
+    assert all(one.silent == (LIAR,) for one in rounds)
+    assert f"{LIAR}: report failed: RefusedError: {REFUSED}" in notes
+    assert SECRET in caplog.text
+    assert not any(reply.has_error() and SECRET in reply.error.reason for _, _, reply in grid.seen)
+
+
+def test_bytes_of_nobody_are_refused_without_a_reason(home):
+    grid = grid_of(home)
+    data = np.random.default_rng(0).bytes(100)
+    message = Message(put(Parcel(data)), dst_node_id=NODE, message_type="query.fedmerit")
+    with pytest.raises(RefusedError) as caught:
+        grid.apps[NODE](message, grid.contexts[NODE])
+    assert str(caught.value) == REFUSED
+
+
+@pytest.mark.parametrize("break_it", [readable_by_others, key_is_gone, cannot_lock])
+def test_an_invitation_is_refused_without_the_paths_of_a_member(home, caplog, break_it):
+    """Also one that is sent again in the middle of a run."""
+    grid, kept = grid_of(home), []
+    grid.before = lambda node, message: kept.append(message) if node == NODE else None
+    run(home, grid)
+    (invitation,) = [message for message in kept if exchange_of(message).exchange == "join"]
+    break_it(home)
+    with pytest.raises(RefusedError) as caught:
+        client.app(invitation, grid.contexts[NODE])
+    assert str(caught.value) == "stage join: cannot use its key or files; its own log says which"
+    assert LIAR in caplog.text
+
+
+# ---------------------------------------------------------------------------- told otherwise than the others
+
+
+VALUES = st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()
+OTHERS = [1, 1.0, True, "1", b"1", 0.0, -0.0, 0, False, ""]
+
+
+def same(one, other):
+    """Equal, value by value, with the types that Python calls equal told apart."""
+    return {key: (type(value), repr(value)) for key, value in one.items()} == {
+        key: (type(value), repr(value)) for key, value in other.items()
     }
-    for strategy, reason in (
-        (stock.Krum(), "Krum cannot run under secure aggregation: it compares members' updates"),
-        (stock.FedMedian(), "FedMedian cannot run under secure aggregation: it needs the median"),
-        (stock.QFedAvg(0.1), "QFedAvg cannot run under secure aggregation: it weighs members"),
-    ):
-        with pytest.raises(ConfigError, match=reason):
-            fedmerit.flower.Contributions(strategy, **options)
-    half = stock.FedAvg(fraction_train=0.5)
-    with pytest.raises(
-        ConfigError, match="schedules 2, but 4 must stay to the end: expected min_train_nodes=4"
-    ):
-        fedmerit.flower.Contributions(half, **options, threshold=4)
-    with pytest.raises(ConfigError, match="truth: needs plain updates"):
-        fedmerit.flower.Contributions(stock.FedAvg(), **options, truth=["shapley"])
-    with pytest.raises(ConfigError, match="the roster holds none"):
-        fedmerit.flower.Contributions(stock.FedAvg(), **options, weights="roster")
-    with pytest.raises(ConfigError, match="secured already"):
-        fedmerit.flower.secure(client.app, value=task.value)
 
 
-def test_a_server_optimiser_is_scored_before_it_acts(home):
-    from flwr.serverapp.strategy import FedAdam
+@given(st.dictionaries(st.text(max_size=5), VALUES, max_size=4), st.randoms(use_true_random=False))
+def test_the_order_of_a_run_config_does_not_count(config, random):
+    keys = list(config)
+    random.shuffle(keys)
+    assert config_digest({key: config[key] for key in keys}) == config_digest(config)
 
-    strategy = fedmerit.flower.Contributions(
-        FedAdam(fraction_evaluate=0.0), roster=home / "roster.toml", test=task.federation().pool,
-        value=task.value, utilities=task.UTILITIES, folder=home / "run", weights="uniform",
-        method="reports",
-    )  # fmt: skip
-    strategy.start(grid=grid_of(home), initial_arrays=ArrayRecord(task.first_model()), num_rounds=2)
-    one, two = rounds_in(home / "run")
-    assert two.reports["client-0"].bound_to["m0"] != one.body["m"]  # the optimiser moved it
-    list(verify_folder(home / "run"))
+
+@given(
+    st.dictionaries(st.sampled_from("ab"), st.sampled_from(OTHERS), max_size=2),
+    st.dictionaries(st.sampled_from("ab"), st.sampled_from(OTHERS), max_size=2),
+)
+def test_run_configs_have_the_same_digest_only_if_they_are_the_same(one, other):
+    assert (config_digest(one) == config_digest(other)) == same(one, other)
+
+
+@pytest.mark.parametrize("value", [None, [1], {"a": 1}, 2**64, np.float32(1)])
+def test_a_run_config_of_other_things_is_refused(value):
+    with pytest.raises(MessageError, match=r"^run config: "):
+        config_digest({"rate": value})
+
+
+def test_whatever_a_train_message_says_is_in_its_digest(home):
+    grid_of(home)  # messages are made inside a run
+
+    def made(kind="train", **config):
+        content = put(Parcel(b"ours"))
+        content["arrays"] = ArrayRecord(task.first_model())
+        return digest(Message(content, dst_node_id=1, message_type=kind), config_digest(config))
+
+    assert made() == made()
+    assert len({made(), made("train.other"), made(rate=0.1), made(rate=0.2), made(rates=0.1)}) == 5
+
+
+RATE = {"learning-rate": 0.1, "local-epochs": 3, "augment": True, "optimiser": "sgd"}
+
+
+def with_configs(home, others=RATE, **liars):
+    grid = grid_of(home)
+    for name, node in NODES.items():
+        grid.contexts[node].run_config = {**others, **(liars if name == LIAR else {})}
+    return grid
+
+
+def test_members_with_one_run_config_and_their_own_node_configs_are_summed(home):
+    """In whatever order the run config comes to them."""
+    grid = with_configs(home)
+    grid.contexts[NODES[LIAR]].run_config = dict(reversed(RATE.items()))
+    grid.contexts[NODES[LIAR]].node_config["data"] = "/home/us"
+    strategy, rounds = run(home, grid)
+    checked(strategy, rounds, home)
+    assert not strategy.notes
+    assert [len(one.reports) for one in rounds] == [4, 4]
+
+
+@pytest.mark.parametrize("change", [{"learning-rate": 0.0}, {"local-epochs": 3.0}, {"more": 1}])
+def test_a_member_that_is_handed_another_run_config_is_not_summed(home, change):
+    strategy, rounds = run(home, with_configs(home, **change))
+    notes = checked(strategy, rounds, home)
+    assert all(LIAR not in one.included and len(one.reports) == 3 for one in rounds)
+    assert f"{LIAR} has a different run config from most members: its update cannot be summed" in notes
+
+
+def other_type(message):
+    """The type of a message chooses the function: the same one here, but a member cannot know."""
+    message.metadata.message_type = "train.other"
+
+
+def other_config(message):
+    """With a learning rate of 0 for all others, the sum would be one member's update."""
+    message.content["config"]["lr"] = 0.0
+
+
+def other_arrays(message):
+    """Integers, which no sum shows; they break its training."""
+    message.content["arrays"]["mask"] = Array(np.ones(3, np.int64))
+
+
+@pytest.mark.parametrize("change", [other_type, other_config, other_arrays])
+def test_a_member_that_is_told_to_train_differently_is_not_summed(home, change):
+    app = fedmerit.flower.secure(ClientApp(), value=task.value, seed=0)
+    app.train()(client.train_locally)
+    app.train("other")(client.train_locally)
+    grid = grid_of(home, dict.fromkeys(NODES, app))
+    at(grid, "train", None, change, who=NODES[LIAR])
+    strategy, rounds = run(home, grid)
+    notes = checked(strategy, rounds, home)
+    assert all(LIAR not in one.included and len(one.reports) == 3 for one in rounds)
+    if change is not other_arrays:
+        assert any("masked for a different encoding or different weights" in note for note in notes)
+
+
+def test_a_secured_app_gives_no_plain_update(home):
+    """A server that leaves fedmerit out gets nothing."""
+    grid = grid_of(home)
+    content = RecordDict({"arrays": ArrayRecord(task.first_model())})
+    for kind in ("train", "train.other"):
+        with refused(RefusedError, stage="train"):
+            client.app(Message(content, dst_node_id=101, message_type=kind), grid.contexts[101])
+
+
+@pytest.mark.parametrize("number", [0.0, float("nan"), 1e308])
+def test_a_members_metric_never_becomes_the_weight_of_the_sum(home, number):
+    grid = grid_of(home)
+
+    def alter(node, message, reply):
+        if node == NODES[LIAR] and exchange_of(message).exchange == "train":
+            reply.content["metrics"] = MetricRecord({"num-examples": number, "loss": number})
+        return reply
+
+    grid.alter = alter
+    strategy, rounds = run(home, grid)
+    checked(strategy, rounds, home)
+    assert [len(one.reports) for one in rounds] == [4, 4]
+
+
+def test_a_run_config_that_cannot_be_compared_is_told_before_anybody_trains(home):
+    with pytest.raises((ConfigError, ProtocolError), match=r"run config: learning-rate must be a number"):
+        run(home, with_configs(home, {"learning-rate": [1]}), join=0.5)
+
+
+def test_an_app_that_writes_into_its_run_config_is_summed_all_the_same(home):
+    """A learning rate that falls, say: what it wrote ends with the call, so that members stay comparable."""
+    app = fedmerit.flower.secure(ClientApp(), value=task.value)
+    seen = []
+
+    @app.train()
+    def train(message, context):
+        seen.append(context.run_config["learning-rate"])
+        context.run_config["learning-rate"] *= 0.5
+        return client.app.inner(message, context)
+
+    grid = grid_of(home, dict.fromkeys(NODES, app))
+    for node in NODES.values():
+        grid.contexts[node].run_config = dict(RATE)
+    _, rounds = run(home, grid)
+    assert [len(one.included) for one in rounds] == [4, 4]
+    assert set(seen) == {RATE["learning-rate"]}

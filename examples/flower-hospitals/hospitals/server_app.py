@@ -23,7 +23,7 @@ def main(grid: Grid, context: Context) -> None:
         test=test_data(),
         value=value,
         gradient=gradient,  # so members are scored by a settlement, and see the test set after the last round
-        utilities=["expected-accuracy"],
+        config={"scoring": {"utilities": ["expected-accuracy"]}},
         folder=config["out"],
         patience=config["patience"],
         join=config["join"],

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import sys
 
-from fedmerit.cli import compare, members, run, score, settle
+from fedmerit.cli import members, run, score
 from fedmerit.cli.base import app, errors_as_messages
 
-__all__ = ["app", "compare", "main", "members", "run", "score", "settle"]
+__all__ = ["app", "main", "members", "run", "score"]
 
 
 def main() -> None:

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import click
 import typer
 from rich.console import Console
-from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from fedmerit.config import VERSION
 from fedmerit.errors import FedmeritError
 from fedmerit.notes import nearest
 
 if TYPE_CHECKING:
-    from fedmerit.heading import Heading
-    from fedmerit.scoring.spreadsheets import SheetForm
+    from fedmerit.files.sheets import SheetForm
+    from fedmerit.settings import Heading
 
 WORK = {
     "Begin": ("demo", "doctor", "init", "plan", "run"),
-    "Who contributed what": ("score", "compare", "rewards", "page", "track"),
+    "Who contributed what": ("score", "compare", "rewards", "approve", "page"),
     "The record": ("verify", "export"),
     "Members on their own machines": ("keys", "member", "settle"),
 }
@@ -35,6 +37,20 @@ READING = frozenset({"doctor", "plan", "score", "show", "verify"})
 
 class Commands(TyperGroup):
     """Commands in the order of the work. Their texts explain the arguments, under the names people see."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        for name, found in self.commands.items():
+            if isinstance(found, TyperCommand | TyperGroup):
+                headings = (heading for heading, names in WORK.items() if name in names)
+                found.rich_help_panel = next(headings, None)
+            for one in found.params:
+                if isinstance(one, TyperArgument):
+                    one.hidden = True
+            if isinstance(found, TyperCommand):
+                found.params += [*(FORM if name in READS_TABLES else ()), QUIET]
+            if found.help:  # lines as wide as the terminal, not as in the code
+                found.help = "\n\n".join(" ".join(part.split()) for part in found.help.split("\n\n"))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; after Ctrl-C, say in one line what it leaves and what to do, with exit code 130."""
@@ -51,20 +67,6 @@ class Commands(TyperGroup):
         order = [name for names in WORK.values() for name in names]
         return sorted(self.commands, key=lambda name: order.index(name) if name in order else len(order))
 
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Return a command under its heading, without a list of its arguments by their names in code."""
-        found = super().get_command(ctx, name)
-        if isinstance(found, TyperCommand | TyperGroup):
-            headings = [heading for heading, names in WORK.items() if name in names]
-            if ctx.parent is None and headings:
-                found.rich_help_panel = headings[0]
-            for one in found.params:
-                if isinstance(one, TyperArgument):
-                    one.hidden = True
-            if found.help:  # lines as wide as the terminal, not as in the code
-                found.help = "\n\n".join(" ".join(part.split()) for part in found.help.split("\n\n"))
-        return found
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -76,11 +78,68 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+# ------------------------------------------------------------------------- options of more than one command
+
+
+def _hush(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    """Leave notes and progress out while this command runs."""
+    if value:
+        from fedmerit.report.terminal import quiet
+
+        before = quiet.set(True)
+        ctx.call_on_close(lambda: quiet.reset(before))
+
+
+QUIET = TyperOption(
+    param_decls=["-q", "--quiet"], is_flag=True, expose_value=False, callback=_hush,
+    help="Print no notes and no progress; warnings, errors and results are still printed.",
+)  # fmt: skip
+"""An option of every command."""
+
+
+def _keep(ctx: click.Context, option: click.Parameter, value: Any) -> None:
+    """Keep what is said of a file for `form_of`."""
+    ctx.meta[f"form.{option.name}"] = value
+
+
+FORM = [
+    TyperOption(param_decls=[f"--{name}"], help=text, show_default=usual, expose_value=False, callback=_keep)
+    for name, text, usual in (
+        ("delimiter", "What separates the cells of a CSV file: comma, semicolon, tab or bar.", "detected"),
+        ("decimal", "The decimal mark in a table: point or comma.", "detected"),
+        ("encoding", "Encoding of a CSV file, such as latin-1.", "detected"),
+        ("sheet", "The sheet of a workbook to read.", "the one with the columns"),
+    )
+]
+FORM.append(
+    TyperOption(
+        param_decls=["--distinct"], multiple=True, expose_value=False, callback=_keep, metavar="NAME",
+        help="A name that resembles another one in the file but is a different member; repeatable.",
+    )
+)  # fmt: skip
+"""What people may say of a table, in every command that reads one."""
+READS_TABLES = ("score", "compare", "rewards", "page")
+
+
+def form_of(delimiter: str | None = None) -> SheetForm:
+    """Return what the options of this command say of a file: how it is written, and who is who."""
+    from fedmerit.files.sheets import SheetForm
+
+    said = click.get_current_context().meta
+    delimiter, decimal = delimiter or said.get("form.delimiter"), said.get("form.decimal")
+    return SheetForm(
+        _SIGNS.get(delimiter or "", delimiter), _SIGNS.get(decimal or "", decimal),
+        said.get("form.encoding"), said.get("form.sheet"), tuple(said.get("form.distinct") or ()),
+    )  # fmt: skip
+
+
+_SIGNS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "point": "."}
+
 app = typer.Typer(
     cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Who contributed what in a federation, without anyone seeing anyone's model update.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -88,101 +147,40 @@ out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
-class Language(StrEnum):
-    """Languages of pages and statements."""
-
-    en = "en"
-    de = "de"
-
-
-Title_ = Annotated[
+Title = Annotated[
     str | None,
     typer.Option(help="Title of page, decision and statements.", show_default="as in the settings"),
 ]
-Consortium_ = Annotated[
-    str | None, typer.Option(help="Who trains together.", show_default="as in the settings")
+Date = Annotated[
+    str | None, typer.Option(help="A day such as 2026-11-30.", show_default="that of the decision")
 ]
-Date_ = Annotated[
-    str | None, typer.Option(help="A day such as 2026-11-30.", show_default="as in the settings")
-]
-Currency_ = Annotated[
+Currency = Annotated[
     str | None,
     typer.Option(help="A code such as EUR, or a sign such as $.", show_default="as in the settings"),
 ]
-Language_ = Annotated[
-    Language | None,
-    typer.Option(help="Of page and statements.", show_default="as in the settings"),
+Language = Annotated[
+    Literal["en", "de"] | None, typer.Option(help="Of page and statements.", show_default="en")
 ]
 
 
-def heading_of(title: str | None, consortium: str | None, date: str | None, currency: str | None) -> Heading:
-    """Return what the options say about title, consortium, date and currency."""
+def heading_of(title: str | None, date: str | None, currency: str | None) -> Heading:
+    """Return what the options say about title, date and currency."""
     from fedmerit.errors import InputError
-    from fedmerit.heading import Heading
+    from fedmerit.settings import Heading
 
     if currency and currency.isascii():  # as in an amount, such as 100 eur
         currency = currency.upper()
     try:
-        return Heading(title or "", consortium or "", date or "", currency or "")
+        return Heading(title or "", date or "", currency or "")
     except InputError as error:
         fail(f"--{error}")
 
 
-class PlainFormat(StrEnum):
-    """Output formats of what is no table of scores: for people, or for programs (docs/json.md)."""
-
-    table = "table"
-    json = "json"
-
-
-PlainFormat_ = Annotated[PlainFormat, typer.Option("--format", help="How to print.")]
-Force_ = Annotated[
-    bool,
-    typer.Option("--force", help="Overwrite any file that is there, even if fedmerit did not write it."),
+PlainFormat = Annotated[Literal["table", "json"], typer.Option("--format", help="Output format.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Overwrite any file that is there, even if fedmerit did not write it.")
 ]
-Set_ = Annotated[list[str] | None, typer.Option("--set", help="Override: section.key=value, repeatable.")]
-
-Delimiter_ = Annotated[
-    str | None,
-    typer.Option(
-        help="What separates the cells of a CSV file: comma, semicolon, tab or bar.",
-        show_default="found out from the file",
-    ),
-]
-Decimal_ = Annotated[
-    str | None,
-    typer.Option(
-        help="The decimal mark in a CSV file: point or comma.",
-        show_default="found out from the file",
-    ),
-]
-Encoding_ = Annotated[
-    str | None,
-    typer.Option(
-        help="How a CSV file encodes letters, such as latin-1.",
-        show_default="found out from the file",
-    ),
-]
-_SIGNS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "point": "."}
-
-
-Distinct_ = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="A name that looks like another one in the file and is a member of its own; repeatable.",
-        metavar="NAME",
-    ),
-]
-
-
-def form_of(
-    delimiter: str | None, decimal: str | None, encoding: str | None, distinct: Sequence[str] | None = None
-) -> SheetForm:
-    """Return what options say of a file: how a CSV file is written, by name or by sign, and who is who."""
-    from fedmerit.scoring.spreadsheets import SheetForm
-
-    marks = _SIGNS.get(delimiter or "", delimiter), _SIGNS.get(decimal or "", decimal)
-    return SheetForm(*marks, encoding, tuple(distinct or ()))
+Set = Annotated[list[str] | None, typer.Option("--set", help="Override: section.key=value, repeatable.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -203,16 +201,37 @@ def errors_as_messages() -> Iterator[None]:
         said = str(error)
         if isinstance(error, OSError) and error.filename is not None and error.strerror:
             said = f"{error.filename}: {error.strerror}"
-        err.print("error: " + printable(" ".join(said.split("\n"))))
+        err.print("error: " + printable(" ".join(said.split("\n"))), style="red")
         raise SystemExit(2) from None
     except KeyboardInterrupt:  # before a command began
         err.print("stopped before anything began; start it again")
         raise SystemExit(130) from None
 
 
+@contextmanager
+def on_disk(path: Path) -> Iterator[Path]:
+    """Yield a path as it is; of "-", that of a file with what is on standard input."""
+    if str(path) != "-":
+        yield path
+        return
+    from fedmerit.files.sheets import LARGEST
+
+    with TemporaryDirectory() as home:
+        data = sys.stdin.buffer.read(LARGEST + 1)
+        ending = ".xlsx" if data[:2] == b"PK" else ".json" if data.lstrip()[:1] in (b"{", b"[") else ".csv"
+        file = Path(home) / f"standard-input{ending}"
+        file.write_bytes(data)
+        yield file
+
+
 def fail(message: str) -> NoReturn:
     """Stop with a message and exit code 2."""
     raise FedmeritError(message) from None
+
+
+def write_json(content: Mapping[str, Any]) -> None:
+    """Write an object for programs to standard output."""
+    write(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def write(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Commands of members and operators: keys and the roster, what a member remembers, doctor."""
+"""Commands of members and operators: keys, the roster, a member's state, a settlement that waits, doctor."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def keys_roster(
 ) -> None:
     """Write or check a roster of names and public keys, and print its hash, which all members compare.
 
-    PATH is the roster file (TOML or .json). With --member, it is written; otherwise it is checked.
+    PATH is the roster file. With --member, it is written; otherwise it is checked.
     """
     from fedmerit.identity import PREFIX, SERVER, Roster, parse_key, parse_member, read_roster, write_roster
 
@@ -215,10 +215,7 @@ def member_allow(
     key: Key_,
     changes: Annotated[
         list[str],
-        typer.Argument(
-            help="bound, check, clip, disk, least, runs, threshold, weight_cap or weights.",
-            metavar="NAME=VALUE...",
-        ),
+        typer.Argument(help="bound, disk, runs, threshold, weight_cap or weights.", metavar="NAME=VALUE..."),
     ],
     roster: Annotated[
         Path | None, typer.Option(help="The roster, if this member knows of more than one, or of none.")
@@ -226,9 +223,10 @@ def member_allow(
 ) -> None:
     """Change what a member agrees to from run to run; only its owner decides that.
 
-    KEY is the member's private key. Settings stay as they were in a member's first run of a roster until
-    they are changed here: bound=8, weights=uniform, ... With runs=100 it trains in up to 100 runs within 30
-    days, and with disk=8000000000 it stores up to so many bytes of a run.
+    KEY is the member's private key. NAME=VALUE is a new value of bound, disk, runs, threshold, weight_cap or
+    weights, such as weights=uniform: all stay as they were in a member's first run of a roster until they are
+    changed here. With runs=100 it trains in up to 100 runs within 30 days, and with disk=8000000000 it stores
+    up to so many bytes of a run.
     """
     from fedmerit.identity import read_roster
     from fedmerit.storage.member_state import about_state, allow
@@ -237,6 +235,100 @@ def member_allow(
     allow(key, given, None if roster is None else read_roster(roster))
     for line in about_state(key):
         out.print(line)
+
+
+# ---------------------------------------------------------------------- a settlement that waits for members
+
+settle_app = typer.Typer(
+    cls=Commands, help="Late answers of members who were away at a settlement.", no_args_is_help=True
+)
+app.add_typer(settle_app, name="settle")
+Run_ = Annotated[Path, typer.Argument(help="The run folder.", metavar="DIR")]
+Server_ = Annotated[
+    Path | None, typer.Option("--key", help="The server's private key.", show_default="DIR/keys/server.pem")
+]
+
+
+@member_app.command("state")
+def member_state(
+    key: Key_,
+    messages: Annotated[Path, typer.Option(help="The run's archive/messages, or a copy of it.")],
+    roster: Annotated[Path, typer.Option(help="The member's roster.")],
+    out_: Annotated[Path, typer.Option("--out", help="Where to write what the member signs.")],
+    gradient: Annotated[
+        str | None,
+        typer.Option(
+            help="The function that secure(..., gradient=...) was given, module:function; for a member that "
+            "has not stated."
+        ),
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A member without whose statement or masks you agree to close the settlement, when its "
+            "window is over; repeatable."
+        ),
+    ] = None,
+) -> None:
+    """Answer what a settlement still asks of a member: its statement, its masks, its signature.
+
+    KEY is the member's private key; the updates it stored are in KEY.state beside it. The file may be handed
+    to anybody: its signatures count. `fedmerit settle add` puts it into the ledger, and when the window is
+    over, `fedmerit settle close` takes the signatures under the end.
+    """
+    from fedmerit.config import load_object
+    from fedmerit.flower.folders import state
+
+    found = None if gradient is None else load_object(gradient, "--gradient")
+    name, kinds = state(key, roster, messages, found, out_, tuple(without or ()))
+    out.print(f"wrote {out_}: what {name} signs ({', '.join(kinds) or 'nothing'})")
+
+
+@settle_app.command("add")
+def settle_add(
+    folder: Run_,
+    answers: Annotated[Path, typer.Argument(help="A member's answers, from `fedmerit member state`.")],
+    key: Server_ = None,
+) -> None:
+    """Add the answers of a member who was away to the ledger of a run.
+
+    DIR is the run folder, and ANSWERS a file that `fedmerit member state` wrote. Answers must carry their
+    author's signature; who hands them in does not matter.
+    """
+    from fedmerit.flower.folders import add
+
+    _tell(add(folder, answers, key))
+
+
+@settle_app.command("close")
+def settle_close(
+    folder: Run_,
+    signed: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Answers of members who sign the end, from `fedmerit member state`."),
+    ] = None,
+    key: Server_ = None,
+) -> None:
+    """Close the settlement of a run when its window is over: members still awaited share the remainder.
+
+    DIR is the run folder, and SIGNED are files that `fedmerit member state` wrote. As many members as the
+    threshold must sign the end, and name those whom it leaves behind (`fedmerit member state --without`). Run
+    this once without their files to write the messages that they sign, then with them.
+    """
+    from fedmerit.flower.folders import close
+
+    _tell(close(folder, key, signed or ()))
+
+
+def _tell(settled: Any) -> None:
+    """Print what a settlement comes to."""
+    from fedmerit.ledger.account import about
+
+    for line in about(settled):
+        out.print(line)
+
+
+# ----------------------------------------------------------------------------------------------- this machine
 
 
 @app.command()
@@ -261,16 +353,16 @@ def doctor(
     if source is None:
         if ledger is not None:
             fail("--ledger: expected a member's private key too")
-        found = list(examine_machine(Path.cwd()))
+        lines = list(examine_machine())
     elif not source.exists():
         fail(f"{source}: no such file or folder")
     else:
-        found = list(examine_folder(source) if source.is_dir() else examine(source))
+        lines = list(examine_folder(source) if source.is_dir() else examine(source))
     if source is not None and ledger is not None and not source.is_dir():
-        found += verify_folder(ledger, heads=heads_of(source, ledger))
-    for line in found:
+        lines += verify_folder(ledger, heads=heads_of(source, ledger))
+    for line in lines:
         out.print(line)
-    what = source or "this machine"
-    if problems := sum(line.code == "problem" for line in found):
-        fail(f"{what}: {problems} problem{'' if problems == 1 else 's'}")
-    out.print(f"{what}: in order")
+    examined = source or "this machine"
+    if problems := sum(line.code == "problem" for line in lines):
+        fail(f"{examined}: {problems} problem{'' if problems == 1 else 's'}")
+    out.print(f"{examined}: in order")

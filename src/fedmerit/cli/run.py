@@ -1,60 +1,31 @@
-"""Commands on runs: run, demo, init, plan, track, page; and on their ledgers: verify, export."""
+"""Commands on runs: run, demo, init, plan, page; and on their ledgers: verify, export."""
 
 from __future__ import annotations
 
-import json
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from fedmerit.cli.base import (
-    Consortium_,
-    Currency_,
-    Date_,
-    Decimal_,
-    Delimiter_,
-    Distinct_,
-    Encoding_,
-    Force_,
-    Language_,
-    PlainFormat,
-    PlainFormat_,
-    Set_,
-    Title_,
-    app,
-    err,
-    fail,
-    form_of,
-    heading_of,
-    out,
-    write,
-)
-from fedmerit.cli.score import tell_read
-from fedmerit.config import SCHEMA, Config, asked_for, of_folder
-from fedmerit.errors import ConfigError, FedmeritError
+from fedmerit.cli import base
+from fedmerit.cli.base import app, err, fail, form_of, heading_of, out, write_json
+from fedmerit.config import SCHEMA, Config, asked_for, of_folder, written
+from fedmerit.errors import ConfigError, DataError, FedmeritError, MissingExtra, StoreError
+from fedmerit.ledger.chain import LEDGER
+from fedmerit.ledger.run import Run
 from fedmerit.notes import Note, words
-from fedmerit.scoring.files import LEDGER
-from fedmerit.toml_values import written
 
 # ------------------------------------------------------------------------------------------------ the page
-
-
-class Figures(StrEnum):
-    """File formats of figures."""
-
-    png = "png"
-    pdf = "pdf"
-    svg = "svg"
 
 
 @app.command()
 def page(
     source: Annotated[
-        Path, typer.Argument(help="A run folder, or a file of reports (.json or .csv).", metavar="SOURCE")
+        Path,
+        typer.Argument(help="A run folder, or a file of reports (.csv, .xlsx or .json).", metavar="SOURCE"),
     ],
     out_: Annotated[
         Path | None,
@@ -64,95 +35,55 @@ def page(
             show_default="DIR/page-TITLE-DIR.html, or FILE.html for FILE.csv",
         ),
     ] = None,
-    pseudonyms: Annotated[
-        bool, typer.Option("--pseudonyms", help="Show members as Member A, Member B, ...")
-    ] = False,
-    figures: Annotated[
-        list[Figures] | None,
-        typer.Option("--figures", help="Also write the charts as files beside it; repeatable."),
-    ] = None,
-    title: Title_ = None,
-    consortium: Consortium_ = None,
-    date: Date_ = None,
-    currency: Currency_ = None,
-    language: Language_ = None,
-    force: Force_ = False,
-    delimiter: Delimiter_ = None,
-    decimal: Decimal_ = None,
-    encoding: Encoding_ = None,
-    distinct: Distinct_ = None,
+    title: base.Title = None,
+    date: base.Date = None,
+    currency: base.Currency = None,
+    language: base.Language = None,
+    force: base.Force = False,
 ) -> None:
     """Write one HTML page that anybody can open: who contributed what, how sure that is, who is paid what.
 
-    SOURCE is a run folder, or a file of reports (.json or .csv).
+    SOURCE is a run folder, or a file of reports (.csv, .xlsx or .json).
     """
     from fedmerit.notes import speaking
-    from fedmerit.report.page.html import (
-        check_target,
-        facts_of,
-        for_coordinator,
-        language_of,
-        page_path,
-        render,
-    )
-    from fedmerit.report.page.html import figures as make_figures
-    from fedmerit.report.terminal import counting
-    from fedmerit.report.text import printable
+    from fedmerit.report.page.html import check_target, facts_of, page_path, render
+    from fedmerit.report.terminal import counting, tell_notes, warn
     from fedmerit.storage.run_folder import write
 
-    heading, form = (
-        heading_of(title, consortium, date, currency),
-        form_of(delimiter, decimal, encoding, distinct),
-    )
+    heading = heading_of(title, date, currency)
     target = out_ or (source if source.is_dir() else source.with_suffix(".html"))
     if out_ is not None or not source.is_dir():
         check_target(target, force=force)
-    with speaking(language.value if language else language_of(source)), counting(err, "page", 2) as done:
-        facts = facts_of(source, pseudonyms=pseudonyms, form=form, heading=heading)
+    with speaking(language or "en"), counting(err, "page", 2) as done:
+        facts = facts_of(source, form=form_of(), heading=heading)
         done()
-        if out_ is None and facts.source.book is not None and _renewed(source):
-            facts = facts_of(source, pseudonyms=pseudonyms, heading=heading)
+        if out_ is None and facts.source.run is not None and _renewed(source, facts.source.run):
+            facts = facts_of(source, heading=heading)
         if out_ is None and source.is_dir():
             target = page_path(source, facts.source.heading)
             check_target(target, force=force)
         write(target, render(facts).encode())
         done()
     out.print(f"wrote {target}")
-    tell_read(facts.source, out)
-    for doubt in facts.doubts:
-        out.print(f"WARNING: {printable(str(doubt))}")
-    if facts.source.broken:
-        out.print(f"WARNING: the ledger does not verify: {facts.source.broken}")
+    tell_notes(out, facts.source.notes)
+    broken = [f"the ledger does not verify: {facts.source.broken}"] if facts.source.broken else []
+    warn(out, [*facts.doubts, *broken])
     if facts.source.private:
-        out.print(for_coordinator(target))
-    for kind in dict.fromkeys(figures or ()):
-        names = []
-        for name, made in make_figures(facts, kind.value):
-            names.append(f"{target.stem}-{name}")
-            write(target.with_name(names[-1]), made)
-        out.print(f"wrote {len(names)} figures beside it: {names[0]} to {names[-1]}")
+        out.print(words("file.private", path=target))
 
 
-def _renewed(folder: Path) -> bool:
+def _renewed(folder: Path, run: Run) -> bool:
     """Rewrite score files that are older than the ledger; return whether any were, and print any refusal."""
-    from fedmerit.errors import StoreError
-    from fedmerit.verify import renew
+    from fedmerit.storage.checks import renew
 
     try:
-        done = renew(folder)
+        done = renew(folder, run)
     except StoreError as error:
+        done = ""
         out.print(f"score files were left as they are: {error}")
-        return False
     if done:
         out.print(done)
     return bool(done)
-
-
-def write_page(folder: Path) -> None:
-    """Write the page of a finished run and print where it is, or how to get one."""
-    from fedmerit.report.page.html import page_of_run
-
-    out.print(page_of_run(folder))
 
 
 # ----------------------------------------------------------------------------- a federation in one process
@@ -163,16 +94,13 @@ def run(
     config: Annotated[Path, typer.Argument(help="Settings (TOML); an empty file takes all defaults.")],
     out_: Annotated[Path, typer.Option("--out", help="The run folder.")],
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
-    set_: Set_ = None,
-    track: Annotated[
-        list[str] | None, typer.Option(help="Send curves to tensorboard:DIR or mlflow:URI; repeatable.")
-    ] = None,
+    set_: base.Set = None,
     repeat: Annotated[
         int | None,
         typer.Option(
             min=2,
-            help="Train so many times, in DIR/run-1, DIR/run-2, ...: the same data and test pool, but other "
-            "first models and batch orders; then compare the runs.",
+            help="Train this many times, in DIR/run-1, DIR/run-2, ...: with the same data and test pool, but "
+            "other first models and batch orders; then compare the runs.",
             show_default=False,
         ),
     ] = None,
@@ -187,22 +115,18 @@ def run(
     with _settings_of(config, set_ or ()):
         if repeat is None:
             with _stoppable(out_):
-                _run(settings, out_, resume=resume, track=track or ())
-        elif track:
-            fail(
-                "--track: expected without --repeat; `fedmerit track` sends the curves of each run afterwards"
-            )
+                _run(settings, out_, resume=resume)
         else:
             _repeat(settings, out_, repeat, resume=resume)
 
 
 def _repeat(config: Config, folder: Path, count: int, *, resume: bool) -> None:
     """Train several times on the same data, each time in a folder of its own, and compare the runs."""
-    from fedmerit.cli.compare import write_comparison
     from fedmerit.report.comparison import compared
-    from fedmerit.report.page.html import installed
+    from fedmerit.report.page.html import installed, render_comparison
     from fedmerit.report.terminal import print_comparison
-    from fedmerit.storage.repeat_folders import PAGE, repeats_in
+    from fedmerit.storage.run_folder import PAGE, repeats_in
+    from fedmerit.storage.run_folder import write as write_file
 
     if config.run.repeat != 1:
         raise ConfigError.at("run.repeat", f"expected 1 with --repeat, got {config.run.repeat}")
@@ -215,7 +139,7 @@ def _repeat(config: Config, folder: Path, count: int, *, resume: bool) -> None:
     found = compared([one.folder for one in planned])
     print_comparison(out, found)
     if installed():
-        write_comparison(found, folder / PAGE)
+        write_file(folder / PAGE, render_comparison(found).encode())
         out.print(words("file.comparison", path=folder / PAGE))
     else:
         out.print(words("file.install-comparison", folder=folder, path=folder / PAGE))
@@ -224,7 +148,7 @@ def _repeat(config: Config, folder: Path, count: int, *, resume: bool) -> None:
 @app.command()
 def demo(
     out_: Annotated[Path, typer.Option("--out", help="The run folder.")] = Path("runs/demo"),
-    set_: Set_ = None,
+    set_: base.Set = None,
 ) -> None:
     """Let six hospitals train together on fashion-mini; one has noisy labels. Then one lies about its score.
 
@@ -235,9 +159,12 @@ def demo(
     from fedmerit.verify import verify_folder
 
     settings, liar = from_dict(DEMO, set_ or ()), Path(f"{out_}-liar")
-    for folder in (out_, liar):
-        if is_demo(folder):  # the demo starts afresh each time, and removes only runs of its hospitals
-            remove(folder)
+    for folder in filter(is_demo, (out_, liar)):  # it starts afresh, and removes only runs of its hospitals
+        if _decided(folder):
+            fail(
+                f"{folder}: holds a run with a decision, which the demo does not delete: choose another --out"
+            )
+        remove(folder)
     out.print("Six hospitals, secure aggregation on. 80% of Harbour's labels are random.")
     with _stoppable(out_, on="fedmerit demo starts afresh"):
         _run(settings, out_, resume=False)
@@ -250,7 +177,8 @@ def demo(
 
 def _demo_liar(config: Config, folder: Path) -> None:
     """Run the hospitals once more, with one that lies about its score; say what the settlement shows."""
-    from fedmerit.storage.archive import ARCHIVE
+    from fedmerit.report.page.html import page_of_run
+    from fedmerit.storage.run_folder import ARCHIVE
     from fedmerit.verify import verify_folder
 
     with _engine():
@@ -260,17 +188,11 @@ def _demo_liar(config: Config, folder: Path) -> None:
     for line in verify_folder(folder, archive=folder / ARCHIVE):
         if line.code.startswith("settlement"):
             out.print(line)
-    write_page(folder)
+    out.print(page_of_run(folder))
 
 
-class PaperData(StrEnum):
-    """Datasets of the paper, and one that is shipped and small."""
-
-    fashion_mini = "fashion-mini"
-    cifar10 = "cifar10"
-    brain_mri = "brain-mri"
-    isic2019 = "isic2019"
-    pcam = "pcam"
+PaperData = Literal["fashion-mini", "cifar10", "brain-mri", "isic2019", "pcam"]
+"""Datasets of the paper, and one that is shipped and small."""
 
 
 @app.command()
@@ -279,7 +201,7 @@ def init(
         Path | None,
         typer.Argument(
             help="Where to write it.",
-            show_default="fedmerit.toml, reports.csv with --csv, or paper.toml with --paper",
+            show_default="fedmerit.toml, reports.csv with --csv, reports.xlsx, or paper.toml",
         ),
     ] = None,
     paper: Annotated[
@@ -288,41 +210,29 @@ def init(
             help="Write the paper's protocol on this dataset, not every setting.", show_default=False
         ),
     ] = None,
-    csv: Annotated[
-        bool, typer.Option("--csv", help="Write a table of reports to fill in, not a config.")
-    ] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Write a table of reports to fill in.")] = False,
+    xlsx: Annotated[bool, typer.Option("--xlsx", help="The same as a workbook.")] = False,
     member: Annotated[
-        list[str] | None,
-        typer.Option(help="With --csv: the name of a member; repeatable.", show_default="Member 1 to 3"),
+        list[str] | None, typer.Option(help="Of a table: a member; repeatable.", show_default="Member 1 to 3")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="With --csv: how many rounds.", show_default="3")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Of a table: how many rounds.", show_default="3")] = None,
     delimiter: Annotated[
-        str | None,
-        typer.Option(
-            help="With --csv: what separates cells, comma, semicolon, tab or bar.", show_default="comma"
-        ),
+        str | None, typer.Option(help="With --csv: comma, semicolon, tab or bar.", show_default="comma")
     ] = None,
 ) -> None:
-    """Write a commented config with every setting and its default; or the paper's protocol; or a table.
+    """Write a commented config with every setting, for a first run; or the paper's protocol; or a table.
 
-    PATH is the file to write. With --paper it is a short config, whose run prints the paper's table of LOO,
-    FP, EE and COS. With --csv it is a table of reports to fill in. The table has one line per round
-    and member; spreadsheet programs in most of Europe open it with --delimiter semicolon. A file that exists
-    is never overwritten.
+    PATH is the file to write. Its run takes about a minute and finds a member with wrong labels. With --paper
+    it is a short config, whose run prints the paper's table of LOO, FP, EE and COS. With --csv or --xlsx it
+    is a table of reports to fill in, which says what goes where and has one line per round and member;
+    spreadsheet programs in most of Europe open a CSV file with --delimiter semicolon. A file that exists is
+    never overwritten.
     """
-    from fedmerit.scoring.tidy import template
-
-    if csv and paper:
-        fail("--paper: expected without --csv")
-    if csv:
-        path = path or Path("reports.csv")
-        if path.suffix.lower() != ".csv":
-            fail(f"{path}: expected a name that ends in .csv")
-        names = member or [f"Member {k}" for k in range(1, 4)]
-        count = 3 if rounds is None else rounds
-        text = template(names, count, form_of(delimiter, None, None).delimiter or ",")
-        _write_new(path, "\ufeff" + text)  # the mark tells spreadsheet programs that this is UTF-8
-        out.print(f"wrote {path}: fill in {count * len(names)} lines; next: fedmerit score {path}")
+    if csv or xlsx:
+        if paper or (csv and xlsx):
+            fail("expected one of --csv, --xlsx and --paper")
+        path = path or Path("reports.csv" if csv else "reports.xlsx")
+        _write_template(path, ".csv" if csv else ".xlsx", member, rounds, delimiter)
         return
     for name, given in (("--member", member), ("--rounds", rounds), ("--delimiter", delimiter)):
         if given is not None:
@@ -330,16 +240,33 @@ def init(
     path = path or Path("paper.toml" if paper else "fedmerit.toml")
     _write_new(path, paper_config(paper) if paper else commented_config())
     out.print(f"wrote {path}; next: fedmerit run {path} --out runs/{'paper' if paper else 'first'}")
-    if paper:
-        return
-    out.print("your own data, model and metric: docs/bring-your-own.md and examples/bring-your-own")
+    if not paper:
+        out.print("your own data, model and metric: docs/bring-your-own.md and examples/bring-your-own")
 
 
-def _write_new(path: Path, text: str) -> None:
-    """Write a file that does not exist yet."""
+def _write_template(
+    path: Path, ending: str, members: Sequence[str] | None, rounds: int | None, delimiter: str | None
+) -> None:
+    """Write a table of reports to fill in."""
+    from fedmerit.report.workbook import REMARKS, template, template_csv, workbook
+
+    if path.suffix.lower() != ending:
+        fail(f"{path}: expected a name that ends in {ending}")
+    if delimiter and ending != ".csv":
+        fail("--delimiter: expected together with --csv; a workbook has cells of its own")
+    table = template(members or [f"Member {k}" for k in range(1, 4)], 3 if rounds is None else rounds)
+    as_csv = template_csv(table, form_of(delimiter).delimiter or ",")
+    _write_new(
+        path, as_csv if ending == ".csv" else workbook({"Reports": table}, notes=range(2, 2 + REMARKS))
+    )
+    lines = f"{len(table) - 1 - REMARKS} lines, as the first two explain"
+    out.print(f"wrote {path}: fill in {lines}; next: fedmerit score {path}")
+
+
+def _write_new(path: Path, content: str | bytes) -> None:
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with path.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
     except FileExistsError:
         fail(f"{path}: exists already and is not overwritten")
     except OSError as error:
@@ -349,16 +276,15 @@ def _write_new(path: Path, text: str) -> None:
 @app.command()
 def plan(
     config: Annotated[Path, typer.Argument(help="Settings (TOML).")],
-    set_: Set_ = None,
-    format: PlainFormat_ = PlainFormat.table,
+    set_: base.Set = None,
+    format: base.PlainFormat = "table",
 ) -> None:
     """Show what a run will cost here (models, trainings, minutes, memory, bytes) and what it can resolve.
 
     CONFIG is a file of settings (TOML), as for `fedmerit run`.
     """
     from fedmerit.config import load
-    from fedmerit.report.terminal import counting, print_plan
-    from fedmerit.report.text import printable
+    from fedmerit.report.terminal import counting, print_plan, tell_notes
 
     settings = load(config, set_ or ())
     with _engine():
@@ -366,58 +292,36 @@ def plan(
         from fedmerit.simulation.plan import plan as make_plan
     with _settings_of(config, set_ or ()), counting(err, "measure", STEPS) as done:
         planned = make_plan(settings, done=done)
-    if format is PlainFormat.json:
-        write(json.dumps(planned.as_dict(), indent=1, ensure_ascii=False) + "\n")
+    if format == "json":
+        write_json(planned.as_dict())
         return
     print_plan(out, planned)
-    for note in planned.notes:
-        out.print(f"note: {printable(note)}")
+    tell_notes(out, planned.notes)
 
 
-@app.command()
-def track(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run that is over.", metavar="DIR")],
-    to: Annotated[str, typer.Option(help="tensorboard:DIR or mlflow:URI.")],
-) -> None:
-    """Send the scores of a run to TensorBoard or MLflow, as curves.
-
-    DIR is the folder of a run that is over. During a run, `fedmerit run --track` does the same.
-    """
-    from fedmerit.report.exports import replay, tracker
-
-    rounds = replay(folder, tracker(to))
-    out.print(f"sent {rounds} round{'' if rounds == 1 else 's'} to {to}")
-
-
-def _run(
-    config: Config, folder: Path, *, resume: bool, track: Sequence[str] = (), repeats: Path | None = None
-) -> None:
+def _run(config: Config, folder: Path, *, resume: bool, repeats: Path | None = None) -> None:
     """Run a federation, or go on with it, and print its scores; ``repeats`` is the run that it repeats."""
-    from fedmerit.report.exports import tracked, tracker
     from fedmerit.report.facts import Facts
-    from fedmerit.report.source import source_of, timed
-    from fedmerit.report.terminal import print_facts, print_truth, watching
-    from fedmerit.report.text import printable
-    from fedmerit.storage.run_folder import recorded
+    from fedmerit.report.page.html import page_of_run
+    from fedmerit.report.source import source_of
+    from fedmerit.report.terminal import print_facts, print_truth, tell_planted, watching
+    from fedmerit.storage.run_folder import stored_pool_key, timed
+    from fedmerit.verify import verified
 
-    trackers = [tracker(where) for where in track]
     with _engine():
-        from fedmerit.simulation.run import pool_key_in
         from fedmerit.simulation.run import run as run_embedded
         from fedmerit.simulation.training import keep_memory
     keep_memory()
-    key = None if repeats is None else pool_key_in(repeats)
-    with watching(err) as watch, tracked(timed(watch, folder), folder, config, trackers) as watched:
-        written = run_embedded(config, folder, resume=resume, watch=watched, pool_key=key)
-    found = recorded(folder)
-    source = source_of(found.content, found, missing=config.payment.missing)
-    if source.planted:
-        out.print(printable(source.planted))
+    key = None if repeats is None else stored_pool_key(repeats)
+    with watching(err) as watch:
+        written = run_embedded(config, folder, resume=resume, watch=timed(watch, folder), pool_key=key)
+    source = source_of(verified(folder, [])[0])
+    tell_planted(out, source)
     print_facts(out, Facts(source))
     if config.analysis:
         print_truth(out, written, source.rounds)
     out.print(f"written to {folder}: scores.json, scores.csv, ledger.sqlite")
-    write_page(folder)
+    out.print(page_of_run(folder))
 
 
 @contextmanager
@@ -433,14 +337,13 @@ def _stoppable(folder: Path, on: str = "go on with --resume") -> Iterator[None]:
 def _stopped(folder: Path, on: str) -> str:
     """Return how far a run got that was stopped, and what to do next."""
     from fedmerit.ledger.chain import Ledger
-    from fedmerit.ledger.records import rounds_of
 
     if not (folder / "config.toml").exists() or not (folder / LEDGER).exists():
         return "stopped before the run began; start it again"
     planned, closed, over = of_folder(folder).training.rounds, 0, False
     with Ledger(folder / LEDGER, read_only=True) as ledger:
-        if len(ledger):
-            closed, over = len(rounds_of(ledger)), any(ledger.records("end"))
+        kinds = [record.kind for record in ledger.records()]
+        closed, over = kinds.count("round"), "end" in kinds
     if over:
         return f"stopped when all {planned} rounds were over; see fedmerit score {folder}"
     if not closed:
@@ -451,8 +354,6 @@ def _stopped(folder: Path, on: str) -> str:
 @contextmanager
 def _settings_of(file: Path, overrides: Sequence[str]) -> Iterator[None]:
     """Put the file's name in front of errors about a setting, unless --set gave that setting."""
-    from fedmerit.errors import ConfigError, DataError
-
     asked = asked_for(overrides)
     try:
         yield
@@ -465,8 +366,6 @@ def _settings_of(file: Path, overrides: Sequence[str]) -> Iterator[None]:
 @contextmanager
 def _engine() -> Iterator[None]:
     """Say what to install if an import of the engine inside fails."""
-    from fedmerit.errors import MissingExtra
-
     try:
         yield
     except ModuleNotFoundError as error:
@@ -478,15 +377,11 @@ def _engine() -> Iterator[None]:
 # --------------------------------------------- the demo's settings, and a config file that explains itself
 
 DEMO: dict[str, Any] = {
-    "partition": {
-        "scheme": "iid",
-        "names": ["Abbey", "Bridge", "Castle", "Dale", "Elm", "Harbour"],
-    },
+    "partition": {"scheme": "iid", "names": ["Abbey", "Bridge", "Castle", "Dale", "Elm", "Harbour"]},
     "corruption": {"label_noise": {"Harbour": 0.8}},
     "model": {"name": "mlp"},
     "training": {"rounds": 6, "local_epochs": 3},
     "scoring": {"method": "settled"},
-    "report": {"consortium": "Six hospitals"},
 }
 """Six hospitals, one of which has mostly noise for labels."""
 LIAR: dict[str, Any] = {
@@ -505,20 +400,46 @@ def is_demo(folder: Path) -> bool:
     return found.clients == tuple(DEMO["partition"]["names"])
 
 
+def _decided(folder: Path) -> bool:
+    """Return whether somebody decided who is paid what for a run."""
+    from fedmerit.ledger.chain import Ledger
+
+    if not (folder / LEDGER).exists():
+        return False
+    with Ledger(folder / LEDGER, read_only=True) as ledger:
+        return any(record.kind == "decision" for record in ledger.records())
+
+
+FIRST: dict[str, Any] = {
+    "partition": {"scheme": "iid"},
+    "corruption": {"label_flip": ["client-5"]},
+    "model": {"name": "mlp"},
+    "training": {"rounds": 5, "local_epochs": 3},
+}
+"""What differs from the defaults in a first run: it takes a minute, and finds a fault that is planted."""
+HEADER = """\
+# fedmerit: settings of a run. As they are, six members train on fashion-mini, which is shipped; the labels of
+# client-5 are turned upside down on purpose, and the run finds that. It takes about a minute:
+#     fedmerit run THIS.toml --out runs/first
+# For your own data, change [data] and [partition], and write label_flip = [] in [corruption]; see
+# docs/bring-your-own.md. Delete what you do not change: every key has a default, which is the value here
+# unless its line names another one.
+"""
+
+
 def commented_config() -> str:
-    """Return every setting with its default, explained by the words beside it in `fedmerit.config`."""
-    default = Config()
-    lines = [
-        "# fedmerit: settings of a run. Every key has this default; delete what you do not change.",
-        "# fedmerit run THIS.toml --out runs/first",
-        "",
-        f"schema = {SCHEMA}",
-    ]
-    for section, values in default.as_dict().items():
-        kind = type(getattr(default, section))
+    """Return every setting of a first run, explained by the words beside it in `fedmerit.config`."""
+    from fedmerit.config import from_dict
+
+    default, first = Config().as_dict(), from_dict(FIRST)
+    lines = [HEADER, f"schema = {SCHEMA}"]
+    for section, values in first.as_dict().items():
+        kind = type(getattr(first, section))
         lines += ["", f"# {(kind.__doc__ or '').strip()}", f"[{section}]"]
         for key, value in values.items():
             above, beside = _explained(kind, key)
+            if value != (usual := default[section][key]):
+                beside = "; ".join(filter(None, (f"default {written(usual)}", beside)))
             lines += [f"# {above}"] if above else []
             lines.append(f"{key} = {written(value)}" + (f"  # {beside}" if beside else ""))
     return "\n".join(lines) + "\n"
@@ -535,104 +456,10 @@ def _explained(kind: type[Any], key: str) -> tuple[str, str]:
     return found.metadata.get("above", ""), "; ".join(word for word in words if word)
 
 
-class _Setup(NamedTuple):
-    """What differs from one dataset of the paper to the next."""
-
-    about: str
-    data: str
-    model: str
-    epochs: int
-    batch: int
-
-
-_GROUPS = "  # from scratch, with GroupNorm; the scripts: pretrained, with BatchNorm"
-_SETUPS = {
-    PaperData.fashion_mini: _Setup(
-        "fashion-mini, which is shipped and not in the paper: one to two minutes on two CPU cores",
-        "test_size = 500",
-        '"mlp"  # "cnn" as for CIFAR-10 takes many times as long',
-        5,
-        64,
-    ),
-    PaperData.cifar10: _Setup(
-        "CIFAR-10",
-        'path = "data/cifar-10-python.tar.gz"  # https://www.cs.toronto.edu/~kriz/cifar.html\n'
-        "test_size = 2000",
-        '"cnn"',
-        5,
-        64,
-    ),
-    PaperData.brain_mri: _Setup(
-        "Brain-MRI",
-        'path = "data/brain-mri"  # holds Training and Testing: '
-        "https://www.kaggle.com/datasets/masoudnickparvar/brain-tumor-mri-dataset\n"
-        "options = {size = 224}  # as the paper's Linear(100352, 128) needs; grey here, colour there\n"
-        "test_size = 800",
-        '"cnn-pool"',
-        5,
-        64,
-    ),
-    PaperData.isic2019: _Setup(
-        "ISIC 2019",
-        'path = "data/isic2019"  # images, ground truth and metadata: '
-        "https://challenge.isic-archive.com/data/#2019\n"
-        "options = {size = 64}  # pixels a side\n"
-        "test_size = 0  # as the test images are; a number balances the classes, as the paper does",
-        '"resnet50"' + _GROUPS,
-        3,
-        32,
-    ),
-    PaperData.pcam: _Setup(
-        "PCam",
-        'path = "data/pcam"  # the unpacked .h5 files: https://github.com/basveeling/pcam\n'
-        "options = {limit = 20000}  # of 262,144 training images, which need 7.2 GB\n"
-        "test_size = 2000",
-        '"resnet18"' + _GROUPS,
-        5,
-        32,
-    ),
-}
-
-
 def paper_config(name: PaperData) -> str:
     """Return the protocol of the paper's main table on one of its datasets, as a commented config."""
-    one = _SETUPS[name]
-    return f"""\
-# The protocol of "Beyond Leave-One-Out" (its main table: 9 clients, Dirichlet 0.5, 10th round) on
-# {one.about}.
-# `fedmerit run THIS.toml --out runs/paper` ends with the table of LOO, FP, EE and COS, twice:
-# as the authors' scripts compute it, with v(empty) = 0; and as the text defines it, with v(empty) = v(M0).
-# The paper runs it ten times: add --set run.seed=1 to --set run.seed=9, each with an --out of its own.
-# `fedmerit plan THIS.toml` says how long that takes here.
-
-[data]
-name = "{name.value}"
-{one.data}
-
-[partition]
-clients = 9
-scheme = "dirichlet"
-mu = 0.5
-
-[model]
-name = {one.model}
-
-[training]
-rounds = 10  # the last one is scored
-local_epochs = {one.epochs}
-batch_size = {one.batch}
-optimiser = "adam"
-lr = 0.001
-weight_decay = 0.001
-weights = "uniform"  # U_i = (M_i - M0)/N; the scripts weigh by samples: "secret"
-
-[scoring]
-method = "reports"  # client i reports v(M0 + U_i) and v(M - U_i)
-utilities = ["accuracy", "expected-accuracy"]  # the table is that of the first
-game = "additive"  # M0 plus the updates of a coalition, as in the text; the scripts: "renormalised"
-# the truth of the scripts, and that of the text; both need plain updates, so the run is marked as an analysis
-truth = ["round-shapley", "mr-shapley"]
-"""
+    known = tomllib.loads(Path(__file__).with_name("paper.toml").read_text(encoding="utf-8"))
+    return str(known["protocol"].format(**known["data"][name]))
 
 
 # ---------------------------------------------------------------------------------------------- the ledger
@@ -650,25 +477,19 @@ def verify(
         str | None, typer.Option(help="A head of the ledger that you stored: it must still be on the chain.")
     ] = None,
     heads: Annotated[
-        Path | None,
-        typer.Option(help="A member's own file of heads and reports: KEY.pem.state/RUN/heads."),
+        Path | None, typer.Option(help="A member's own file of heads and reports: KEY.pem.state/RUN/heads.")
     ] = None,
     as_: Annotated[
         str | None, typer.Option("--as", help="Your own name: your part is shown too.", metavar="NAME")
     ] = None,
     roster: Annotated[
-        Path | None,
-        typer.Option(help="Your roster file: the keys in the ledger must match it."),
-    ] = None,
-    after: Annotated[
-        list[Path] | None,
-        typer.Option(help="An earlier run, folder or copy, on which a decision also rests; repeatable."),
+        Path | None, typer.Option(help="Your roster file: the keys in the ledger must match it.")
     ] = None,
     archive: Annotated[
         Path | None,
         typer.Option(help="The archive of a settled run (DIR/archive): recompute sums, products, verdicts."),
     ] = None,
-    format: PlainFormat_ = PlainFormat.table,
+    format: base.PlainFormat = "table",
 ) -> None:
     """Check a run's ledger: chain, signatures, heads, and that scores and payouts follow from the reports.
 
@@ -682,28 +503,21 @@ def verify(
         inside = f": give its folder, {source.parent}" if source.name == LEDGER else ""
         fail(f"{source}: expected a run folder or an exported ledger (.jsonl){inside}")
     check = verify_copy if copy else verify_folder
-    given: dict[str, Any] = {
-        "head": head,
-        "heads": heads,
-        "member": as_,
-        "roster": roster,
-        "archive": archive,
-    }
     lines: list[Note] = []
     wrong: FedmeritError | None = None
     try:
-        for line in check(source, **given, after=after or ()):
+        for line in check(source, head=head, heads=heads, member=as_, roster=roster, archive=archive):
             lines.append(line)
-            if format is PlainFormat.table:
+            if format == "table":
                 out.print(line)
     except FedmeritError as error:
         wrong = error
     part = any(line.code == "part" for line in lines)
-    if format is PlainFormat.json:
-        told = wrong and {"record": getattr(wrong, "record", None), "text": str(wrong)}
-        said = [{"code": line.code, "text": str(line)} for line in lines]
-        found = {"source": str(source), "verified": wrong is None, "part": part, "lines": said, "error": told}
-        write(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    if format == "json":
+        error_ = wrong and {"record": getattr(wrong, "record", None), "text": str(wrong)}
+        found = [{"code": line.code, "text": str(line)} for line in lines]
+        outcome = {"source": str(source), "verified": wrong is None, "part": part}
+        write_json({**outcome, "lines": found, "error": error_})
     if wrong is not None:
         raise wrong
     if part:
@@ -725,7 +539,8 @@ def export(
     An existing copy is overwritten only by a longer one that begins with it, or with --force.
     """
     from fedmerit.ledger.chain import Ledger, exported
-    from fedmerit.ledger.records import config_of, sees
+    from fedmerit.ledger.rounds import sees
+    from fedmerit.ledger.run import opening_of
     from fedmerit.storage.run_folder import write
 
     if out_.suffix != ".jsonl":
@@ -733,7 +548,7 @@ def export(
     if not out_.parent.is_dir():
         fail(f"{out_}: could not be written: there is no folder {out_.parent}")
     with Ledger(folder / LEDGER, read_only=True) as ledger:
-        config = config_of(ledger)
+        _, config = opening_of(ledger)
         if for_ is not None and for_ not in config.clients:
             fail(f"{for_!r} is not a member of the run; members are {', '.join(config.clients)}")
         private = for_ is not None and config.scoring.visibility == "coordinator"

@@ -1,36 +1,46 @@
-"""A dataset in memory (samples, targets, class names, groups), and the test pool chosen from it."""
+"""A dataset in memory (samples, targets, class names, groups), and its readers; `load` chooses one by name.
+
+============= ================================================================= =========================
+name          path                                                              reader
+============= ================================================================= =========================
+fashion-mini  none: shipped with the package                                    `fashion_mini`
+npz           a file with x_train, y_train, x_test, y_test                      `npz`
+table         a CSV or Parquet file                                             `fedmerit.data.tables.table`
+folder        ``train/<class>/*``, ``test/<class>/*``                           `folder`
+============= ================================================================= =========================
+"""
 
 from __future__ import annotations
 
+import inspect
 import zipfile
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import ConfigError, DataError, FileFormatError
-from fedmerit.protocol.pool import KEY_BYTES, Images, Labels, Pool, apart, parts_of, span_of
-from fedmerit.scoring.spreadsheets import Sheet, read_sheet
-
-# -------------------------------------------------------------------------------------------------- tables
-# Readers of .npz files, and of CSV files with a header in any form that spreadsheet programs write.
+from fedmerit.config import load_object
+from fedmerit.data.tables import table
+from fedmerit.errors import DataError, FedmeritError, FileFormatError, MissingExtra
+from fedmerit.files.sheets import Expected, Sheet, read_sheet
+from fedmerit.notes import meant
+from fedmerit.protocol.pool import Images, Labels
+from fedmerit.scoring.amounts import readings
+from fedmerit.scoring.validate import spelled, two_spellings
 
 
 def sheet(file: Path, *columns: str) -> Sheet:
     """Return the table in a CSV file. The columns ``columns`` must exist."""
     try:
-        return read_sheet(file, columns)
+        return read_sheet(file, Expected(columns))
     except FileFormatError as error:
         raise DataError(str(error)) from error
-
-
-def rows(file: Path, *columns: str) -> list[tuple[int, Mapping[str, str]]]:
-    """Return (line number, cells by column) of every row of such a table."""
-    return list(sheet(file, *columns).rows)
 
 
 def arrays(file: Path) -> dict[str, Any]:
@@ -78,7 +88,6 @@ Groups = npt.NDArray[Any]
 
 REAL = "whole numbers are classes; store y as floats if they are real numbers"
 Target = Literal["classes", "numbers", "arrays"]
-"""What y is: class numbers, one real number per sample, or an array per sample."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -86,7 +95,7 @@ class Dataset:
     """Training and test samples with their targets. They are checked and brought to one form on creation.
 
     Args:
-        name: used in messages and records.
+        name: for messages and records.
         x_train: (n, h, w, c) or (n, h, w) for images, or (n, ...); floats (kept as float32), uint8, or other
             integers (kept as int64, such as tokens).
         y_train: with ``classes``, (n,) or (n, 1) integers in 0 .. len(classes) - 1, of which every class must
@@ -113,14 +122,13 @@ class Dataset:
         classes = tuple(str(name) for name in self.classes)
         if len(classes) == 1:
             raise DataError(f"{self.name}: expected at least 2 classes, or none where y is no class, got 1")
-        if len(set(classes)) < len(classes):
-            twice = next(name for name in classes if classes.count(name) > 1)
-            raise DataError(f"{self.name}: class name {twice!r} appears twice")
+        if twice := [name for name in classes if classes.count(name) > 1]:
+            raise DataError(f"{self.name}: class name {twice[0]!r} appears twice")
         object.__setattr__(self, "classes", classes)
         for part in ("train", "test"):
             x = _samples(getattr(self, f"x_{part}"), f"{self.name}: x_{part}", images=self.images)
-            what, given = f"{self.name}: y_{part}", getattr(self, f"y_{part}")
-            y = _labels(given, what, classes) if classes else _targets(given, what)
+            what, y = f"{self.name}: y_{part}", _column(getattr(self, f"y_{part}"))
+            y = _labels(y, what, classes) if classes else _targets(y, what)
             if len(x) != len(y):
                 raise DataError(f"{self.name}: {len(x)} samples in x_{part} but {len(y)} labels in y_{part}")
             object.__setattr__(self, f"x_{part}", x)
@@ -129,7 +137,16 @@ class Dataset:
             if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
                 kinds = [f"{'x'.join(map(str, x.shape[1:])) or 'one'} {x.dtype}" for x in (train, test)]
                 raise DataError(f"{self.name}: training {what} are {kinds[0]}, test {what} {kinds[1]}")
-        self._check_values()
+        if classes:
+            missing = np.flatnonzero(np.bincount(self.y_train, minlength=len(classes)) == 0)
+            if missing.size:
+                name = classes[missing[0]]
+                hint = f": {REAL}" if name.isdigit() else ""
+                raise DataError(f"{self.name}: class {name!r} has no training sample{hint}")
+        elif bool((self.y_train == self.y_train[:1]).all()):
+            raise DataError(
+                f"{self.name}: y_train is the same for every sample, so there is nothing to learn"
+            )
         if self.group_train is not None:
             groups = np.asarray(self.group_train)
             if groups.shape != (len(self.y_train),) or groups.dtype.kind not in "iuU":
@@ -138,19 +155,6 @@ class Dataset:
                     f"({len(self.y_train)}), got {groups.dtype} of shape {groups.shape}"
                 )
             object.__setattr__(self, "group_train", groups)
-
-    def _check_values(self) -> None:
-        """Refuse a class without a training sample, and a number that is always the same."""
-        if self.classes:
-            missing = np.flatnonzero(np.bincount(self.y_train, minlength=len(self.classes)) == 0)
-            if missing.size:
-                name = self.classes[missing[0]]
-                hint = f": {REAL}" if name.isdigit() else ""
-                raise DataError(f"{self.name}: class {name!r} has no training sample{hint}")
-        elif bool((self.y_train == self.y_train[:1]).all()):
-            raise DataError(
-                f"{self.name}: y_train is the same for every sample, so there is nothing to learn"
-            )
 
     @property
     def target(self) -> Target:
@@ -172,10 +176,12 @@ def _samples(x: Images, what: str, *, images: bool) -> Images:
     return _numbers(x, what)
 
 
-def _targets(y: Labels, what: str) -> Labels:
+def _column(y: Labels) -> Labels:
     y = np.asarray(y)
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
+    return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+
+
+def _targets(y: Labels, what: str) -> Labels:
     if y.ndim < 1 or 0 in y.shape:
         raise DataError(f"{what} must have shape (n,) or (n, ...), none of them 0, got {y.shape}")
     if y.ndim == 1 and y.dtype.kind in "iub":  # one number per sample is a real one
@@ -198,9 +204,6 @@ def _numbers(values: npt.NDArray[Any], what: str) -> npt.NDArray[Any]:
 
 
 def _labels(y: Labels, what: str, classes: tuple[str, ...]) -> Labels:
-    y = np.asarray(y)
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
     if y.ndim != 1 or y.dtype.kind not in "iub":
         raise DataError(
             f"{what} must be integers of shape (n,), because classes are named, got {y.dtype} of shape "
@@ -216,165 +219,265 @@ def _labels(y: Labels, what: str, classes: tuple[str, ...]) -> Labels:
     return y
 
 
-# ------------------------------------------------------------------------------------------- the test pool
-# The test samples on which all members are measured: equally many of each class, or all samples. Where y is
-# no class, they are drawn at random.
+# --------------------------------------------------------------------------------------- folders of images
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
+GREY = frozenset({"1", "L", "LA"})
+COLOUR = frozenset({"RGB", "RGBA", "P", "PA", "CMYK", "YCbCr", "RGBX"})
 
 
-def choose_pool(
-    dataset: Dataset,
-    size: int | Literal["all"],
-    rng: np.random.Generator,
+def folder(
+    path: Path,
     *,
-    key: bytes,
-    utility_hash: str,
-    reveal: str = "fixed",
-    rounds: int = 1,
-    method: str = "reports",
-    blocks: int = 1,
-) -> Pool:
-    """Choose ``size`` test samples, balanced over classes (counts differ by at most one), and slice them.
-
-    The samples of each class are shuffled and then taken in turn, one of every class, so that any consecutive
-    slice is as balanced as the pool. ``size`` 0 or "all" takes the whole test set, unbalanced; its slices
-    then follow the class proportions of the whole. Where y is no class, the samples are drawn at random.
+    size: int | None = None,
+    channels: int | None = None,
+    train: str = "train",
+    test: str = "test",
+    groups: str | None = None,
+) -> Dataset:
+    """Read ``train/<class>/*`` and ``test/<class>/*``, sorted by class and then by file name.
 
     Args:
-        dataset: only its test half is used.
-        size: samples in the pool.
-        rng: chooses and orders the samples; the same state gives the same pool.
-        key: 32 secret bytes from which the salts are derived. Whoever has them can test guesses of images.
-        utility_hash: SHA-256 of the utilities' definitions as 64 hex digits; part of the commitment.
-        reveal: "fixed" or "per-round"; "end" with the method "settled".
-        rounds: number of slices for "per-round".
-        method: "reports", or "both" or "settled", which leave half or all of the pool to the settlement.
-        blocks: of the settlement's samples; it needs at least one sample for each.
+        path: the folder that holds both.
+        size: resize every image to size x size (aspect ratio not kept); if None, all must have the same size.
+        channels: 1 for grey, 3 for colour; by default grey if every file is grey.
+        train: name of the training folder.
+        test: name of the test folder.
+        groups: a CSV file under ``path`` with the columns ``file`` (``<class>/<name>`` under the training
+            folder) and ``group`` (the hospital); it must list every training file.
     """
-    if len(key) != KEY_BYTES:
-        raise DataError(f"the pool key must have {KEY_BYTES} bytes, got {len(key)}")
-    if len(utility_hash) != 64 or set(utility_hash) - set("0123456789abcdef"):
-        raise DataError(f"utility_hash must be 64 lower-case hex digits, got {utility_hash!r}")
-    indices, slices, settled = pool_order(
-        dataset, size, rng, reveal=reveal, rounds=rounds, method=method, blocks=blocks
+    if channels not in (None, 1, 3):
+        raise DataError(f"channels must be 1 (grey) or 3 (colour), got {channels!r}")
+    classes = _classes(path / train)
+    for name in _classes(path / test):
+        if name not in classes:
+            raise DataError(f"{path / test / name}: class {name!r} is missing in {path / train}")
+    files_train, y_train = _files(path / train, classes)
+    files_test, y_test = _files(path / test, classes)
+    if channels is None:
+        channels = 1 if all(mode in GREY for mode in modes([*files_train, *files_test])) else 3
+    together = read_images([*files_train, *files_test], size=size, channels=channels)
+    names = [f"{f.parent.name}/{f.name}" for f in files_train]
+    group, group_notes = _groups(path / groups, names) if groups else (None, ())
+    return Dataset(
+        name=path.name,
+        x_train=together[: len(files_train)],
+        y_train=y_train,
+        x_test=together[len(files_train) :],
+        y_test=y_test,
+        classes=tuple(classes),
+        group_train=group,
+        notes=(*([f"resized to {size}x{size}"] if size else []), *group_notes),
     )
-    return Pool(
-        indices=indices,
-        x=dataset.x_test[indices],
-        y=dataset.y_test[indices],
-        slices=slices,
-        balanced=bool(dataset.classes) and size not in (0, "all"),
-        classes=len(dataset.classes),
-        utility_hash=utility_hash,
-        key=bytes(key),
-        settled=settled,
-    )
 
 
-def pool_order(
-    dataset: Dataset,
-    size: int | Literal["all"],
-    rng: np.random.Generator,
-    *,
-    reveal: str = "fixed",
-    rounds: int = 1,
-    method: str = "reports",
-    blocks: int = 1,
-) -> tuple[npt.NDArray[np.int64], int, int]:
-    """Return the test samples of a pool in their order, its slices, and how many samples are settled.
+def modes(files: Sequence[Path]) -> list[str]:
+    """Return Pillow's mode of every file, read from its header."""
+    image, modes = pillow(), []
+    for file in files:
+        with _guard(file), image.open(file) as opened:
+            modes.append(str(opened.mode))
+    return modes
 
-    The arguments are those of `choose_pool`.
 
-    Raises:
-        ConfigError: the pool is too small for rounds and settlement.
-        DataError: it cannot be chosen, a slice would lack a class, or copies of samples cannot be kept
-            together (see `apart`).
+def read_images(files: Sequence[Path], *, size: int | None, channels: int, crop: bool = False) -> Images:
+    """Decode 8-bit images to (n, h, w, channels), resized to size x size if given.
+
+    ``crop`` cuts out the largest centred square before resizing (Lanczos).
     """
-    allowed = ("end",) if method == "settled" else ("fixed", "per-round")
-    if reveal not in allowed:
-        raise DataError(f"test_reveal must be {' or '.join(allowed)}, got {reveal!r}")
-    if rounds < 1:
-        raise DataError(f"expected at least 1 round, got {rounds}")
-    whole = size in (0, "all")
-    if not whole and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
-        raise DataError(
-            f'test_size must be a number of samples, or 0 or "all" for the whole set, got {size!r}'
-        )
-    if not dataset.classes:
-        total = len(dataset.y_test) if whole else int(size)
-        if total > len(dataset.y_test):
-            raise ConfigError.at(
-                "data.test_size",
-                f"expected at most the {len(dataset.y_test)} test samples of {dataset.name}, got {total}",
-            )
-        slices, settled = parts_of(total, method=method, reveal=reveal, rounds=rounds)
-        if method != "reports":
-            _check_parts(total, 1, method, slices - 1, blocks)
-        elif total < 2 * slices:
-            raise ConfigError.at(
-                "data.test_size",
-                f"expected at least {2 * slices} samples, 2 for each of {slices} slices, got {total}",
-            )
-        indices = rng.permutation(len(dataset.y_test))[:total].astype(np.int64)
-        return apart(indices, dataset.x_test, dataset.y_test, settled, by_class=False), slices, settled
-    counts = np.bincount(dataset.y_test, minlength=len(dataset.classes))
-    absent = [name for name, count in zip(dataset.classes, counts, strict=True) if not count]
-    if absent:
-        raise DataError(f"{dataset.name}: class {absent[0]!r} has no test sample")
-    total = len(dataset.y_test) if whole else int(size)
-    if not whole:
-        _check_fits(dataset, counts, total)
-    slices, settled = parts_of(total, method=method, reveal=reveal, rounds=rounds)
-    if method != "reports":
-        _check_parts(total, len(counts), method, slices - 1, blocks)
-    elif total // slices < len(counts):
-        raise DataError(
-            f"a pool of {total} cut into {slices} slices leaves {total // slices} samples each, fewer than "
-            f"the {len(counts)} classes: expected test_size of at least {slices * len(counts)}"
-        )
-
-    # Classes in random order, except that those with enough samples to give one more come first.
-    order = rng.permutation(len(counts))
-    order = order[np.argsort(counts[order] <= total // len(counts), kind="stable")]
-    place = np.empty(len(dataset.y_test))
-    turn = np.empty(len(dataset.y_test))
-    for position, c in enumerate(order):
-        members = rng.permutation(np.flatnonzero(dataset.y_test == c))
-        place[members] = (np.arange(len(members)) + 0.5) / len(members) if whole else np.arange(len(members))
-        turn[members] = position
-    indices = np.lexsort((turn, place))[:total].astype(np.int64)
-    y = dataset.y_test[indices]
-    for s in range(slices):
-        lacking = set(range(len(counts))) - set(y[span_of(total, slices, s, settled)].tolist())
-        if lacking:
+    image = pillow()
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        raise DataError(f"size must be a positive number of pixels, got {size!r}")
+    out: Images | None = None
+    for i, file in enumerate(files):
+        with _guard(file), image.open(file) as opened:
+            if opened.mode not in GREY | COLOUR:
+                raise DataError(f"{file}: expected 8 bits per channel, got an image of mode {opened.mode}")
+            picture = opened.convert("L" if channels == 1 else "RGB")
+            if crop:
+                side = min(picture.size)
+                left, top = (picture.width - side) // 2, (picture.height - side) // 2
+                picture = picture.crop((left, top, left + side, top + side))
+            if size is not None and picture.size != (size, size):
+                picture = picture.resize((size, size), image.Resampling.LANCZOS)
+            pixels = np.asarray(picture).reshape(picture.height, picture.width, channels)
+        if out is None:
+            out = np.empty((len(files), *pixels.shape), np.uint8)
+        if pixels.shape != out.shape[1:]:
             raise DataError(
-                f"test slice {s} of {slices} has no sample of class {dataset.classes[min(lacking)]!r}: "
-                "expected fewer rounds or a balanced pool"
+                f"{file}: is {pixels.shape[1]}x{pixels.shape[0]} pixels, {files[0].name} is "
+                f"{out.shape[2]}x{out.shape[1]}: expected one size, or size= to resize to"
             )
-    return apart(indices, dataset.x_test, dataset.y_test, settled, by_class=True), slices, settled
+        out[i] = pixels
+    if out is None:
+        raise DataError("no images to read")
+    return out
 
 
-def _check_parts(total: int, classes: int, method: str, for_rounds: int, blocks: int) -> None:
-    """Raise `ConfigError` if a pool is too small for slices of rounds and for the settlement."""
-    settlement = max(classes, blocks)
-    least = max(2 * for_rounds * classes - 1, 2 * settlement) if for_rounds else settlement
-    if total < least:
-        parts = "the settlement"
-        if for_rounds:
-            parts = f"{for_rounds} slices for rounds and a half for the settlement"
-        raise ConfigError.at(
-            "data.test_size",
-            f"expected at least {least} samples with scoring.method = {method!r}, for {parts}, each with all "
-            f"{classes} classes, and {blocks} blocks (settlement.blocks), got {total}",
-        )
+def pillow() -> ModuleType:
+    """Return ``PIL.Image``, or raise an error that says what to install."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtra("reading image files needs Pillow: pip install 'fedmerit[data]'") from error
+    return Image
 
 
-def _check_fits(dataset: Dataset, counts: Labels, size: int) -> None:
-    """Raise `DataError` if the pool needs more than min(counts) per class, plus one from larger classes."""
-    least = int(counts.min())
-    fits = least * len(counts) + int((counts > least).sum())
-    if size > fits:
-        scarce = dataset.classes[int(counts.argmin())]
-        raise DataError(
-            f"{dataset.name}: a balanced test pool of {size} needs {size // len(counts)} or more samples of "
-            f"every class, but class {scarce!r} has {least}: expected test_size of at most {fits}"
-        )
+@contextmanager
+def _guard(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except DataError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"{file}: no such file") from error
+    except Exception as error:  # a damaged image can raise almost anything
+        raise DataError(f"{file}: cannot be read as an image: {error}") from error
+
+
+def _classes(path: Path) -> list[str]:
+    if not path.is_dir():
+        raise DataError(f"{path}: no such folder")
+    classes = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and entry.name[0] != ".")
+    if not classes:
+        raise DataError(f"{path}: expected a folder per class, found none")
+    return classes
+
+
+def _files(path: Path, classes: Sequence[str]) -> tuple[list[Path], Labels]:
+    files, labels = list[Path](), list[int]()
+    for label, name in enumerate(classes):
+        entries = (path / name).iterdir() if (path / name).is_dir() else iter(())
+        images = sorted(f for f in entries if f.suffix.lower() in SUFFIXES and f.name[0] != ".")
+        if not images:
+            raise DataError(f"{path / name}: class {name!r} has no images")
+        files += images
+        labels += [label] * len(images)
+    return files, np.array(labels, dtype=np.int64)
+
+
+def _groups(table: Path, files: Sequence[str]) -> tuple[Groups, tuple[str, ...]]:
+    listed = sheet(table, "file", "group")
+    group_of = {row["file"]: row["group"] for _, row in listed.rows}
+    for file in files:
+        if not group_of.get(file):
+            raise DataError(f"{table}: no group for {file}")
+    notes = tuple(f"{table.name}: {note}" for note in listed.notes)
+    return np.array([group_of[file] for file in files]), notes
+
+
+# ------------------------------------------------------------------------------------------------- by name
+
+FASHION_MINI = Path(__file__).with_name("fashion_mini.npz")
+BOTH_HALVES = ("x_train", "y_train", "x_test", "y_test")
+"""The arrays that every dataset has."""
+
+
+def load(name: str, path: str | Path | None = None, **options: Any) -> Dataset:
+    """Read a dataset by one of ``READERS`` with its options, or by a user's ``module:function``."""
+    if ":" in name:
+        return own(name, path, options)
+    if name not in READERS:
+        raise DataError(f'dataset must be one of {", ".join(READERS)} or "module:function", got {name!r}')
+    reader = READERS[name]
+    parameters = inspect.signature(reader).parameters
+    known = [key for key in parameters if key != "path"]
+    for key in options:
+        if key not in known:
+            allowed = f"expected one of {', '.join(known)}" if known else "it has none"
+            problem = f"{name!r} has no option {key!r}{meant(key, known)}: {allowed}"
+            raise DataError.at("data.options", problem)
+    for key in known:
+        if parameters[key].default is inspect.Parameter.empty and key not in options:
+            raise DataError.at("data.options", f'{name!r} needs the option {key!r}, such as {key} = "y"')
+    if "path" not in parameters:
+        if path is not None:
+            raise DataError(f"dataset {name!r} is part of the package and takes no path, got {str(path)!r}")
+        return fashion_mini()
+    if path is None:
+        raise DataError(f"dataset {name!r} needs the path of its files")
+    if not Path(path).exists():
+        raise DataError(f"{path}: no such file or folder")
+    content = reader(Path(path), **options)
+    return content if isinstance(content, Dataset) else Dataset(**content)
+
+
+def fashion_mini() -> Dataset:
+    """Read the first 1,813 training and 600 test images of Fashion-MNIST (28x28 grey, 10 classes; MIT)."""
+    images = "first 1,813 training and first 600 test images, unchanged"
+    note = f"Fashion-MNIST (Zalando SE, MIT licence): {images}"
+    return replace(npz(FASHION_MINI), name="fashion-mini", notes=(note,))
+
+
+def npz(path: Path, *, images: bool = True) -> Dataset:
+    """Read ``x_train, y_train, x_test, y_test`` as in `Dataset`, and ``group_train``, ``classes`` if present.
+
+    If y is one integer or truth value per sample and ``classes`` is not there, the classes are "0", "1", ...
+    up to the largest label. Texts are names of classes. If y is anything else, it is no class. ``images``:
+    whether x of shape (n, a, b) are grey images, not sequences, for example.
+    """
+    content = arrays(path)
+    missing = [key for key in BOTH_HALVES if key not in content]
+    if missing:
+        raise DataError(f"{path}: array {missing[0]} is missing, found {', '.join(content) or 'none'}")
+    named = {key: content[key] for key in (*BOTH_HALVES, "group_train", "classes") if key in content}
+    return Dataset(name=path.name, images=images, **with_classes(named))
+
+
+def with_classes(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the arrays of a dataset with its classes: texts in y, or "0", "1", ... if they have no names."""
+    labels = [np.asarray(found[key]) for key in ("y_train", "y_test")]
+    if "classes" not in found and all(y.dtype.kind == "U" and y.ndim == 1 for y in labels):
+        texts = np.unique(np.concatenate(labels))
+        if all(map(readings, texts.tolist())):
+            raise DataError(f"y holds numbers as text, such as {str(texts[0])!r:.60}: store them as numbers")
+        if alike := two_spellings(texts.tolist()):
+            both = " and ".join(spelled(*alike))
+            raise DataError(f"y holds {both}, which would be two classes: write a class in one way")
+        train, test = (np.searchsorted(texts, y) for y in labels)
+        found = {**found, "classes": texts, "y_train": train, "y_test": test}
+    if "classes" not in found and all(_are_labels(y) for y in labels):
+        largest = max(int(np.max(y, initial=True)) for y in labels)
+        found["classes"] = np.arange(min(largest, len(labels[0])) + 1).astype(str)
+    names = found.get("classes", ())
+    return {**found, "classes": tuple(np.atleast_1d(names).tolist()) if len(names) else ()}
+
+
+def _are_labels(y: Labels) -> bool:
+    return y.dtype.kind in "iub" and (y.ndim == 1 or (y.ndim == 2 and y.shape[1] == 1))
+
+
+def own(name: str, path: str | Path | None, options: Mapping[str, Any]) -> Dataset:
+    """Read data by a user's ``module:function``, called as ``function(**options)``, with ``path=`` if given.
+
+    It returns a `Dataset`, or a mapping with ``x_train, y_train, x_test, y_test`` and, if there are any,
+    ``group_train``, ``classes`` and ``images``, as in `Dataset` and `npz`.
+    """
+    function = load_object(name, "data.name")
+    arguments = {**({} if path is None else {"path": str(path)}), **options}
+    try:
+        content = function(**arguments)
+    except FedmeritError:
+        raise
+    except Exception as error:  # a user's code may raise anything
+        called = ", ".join(f"{key}={value!r:.60}" for key, value in arguments.items())
+        raise DataError(f"{name}({called}) failed: {type(error).__name__}: {error}") from error
+    if isinstance(content, Dataset):
+        return content
+    if not isinstance(content, Mapping) or any(key not in content for key in BOTH_HALVES):
+        got = type(content).__name__
+        if isinstance(content, Mapping):
+            got = f"one with {', '.join(map(str, content))}"
+        raise DataError(f"{name}: expected a Dataset, or a mapping with {', '.join(BOTH_HALVES)}, got {got}")
+    known = (*BOTH_HALVES, "group_train", "classes", "images", "notes")
+    if unknown := [str(key) for key in content if key not in known]:
+        raise DataError(f"{name}: unknown key {unknown[0]!r}; expected {', '.join(known)}")
+    return Dataset(name=name, **with_classes(dict(content)))
+
+
+READERS: dict[str, Callable[..., Dataset | dict[str, Any]]] = {
+    "fashion-mini": fashion_mini,
+    "npz": npz,
+    "folder": folder,
+    "table": table,
+}

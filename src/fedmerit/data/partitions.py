@@ -1,4 +1,4 @@
-"""Partitions: which client holds which training samples, and which clients are corrupted on purpose.
+"""Who gets which samples: a client's training data, perhaps corrupted on purpose, and the test pool.
 
 =========== ================================================================================
 scheme      rule
@@ -6,42 +6,35 @@ scheme      rule
 iid         a random deal; sizes differ by at most one
 dirichlet   for every class c, its samples are dealt in proportions p_c ~ Dirichlet(mu, ..., mu)
 sizes       a random deal of the given counts or fractions of all samples; the rest is unused
-group       one client per group, named after it; `merge` makes one client of several groups
+group       one client per group, named after it
 file        indices saved before (`save`, `restore`), by name if they were saved with names
 =========== ================================================================================
 
 Clients never share samples, and each must hold at least ``minimum``; otherwise an error is raised. With
 ``group`` and ``file`` a client's name selects its samples, so no client gets the samples of another name.
 
-`apply` gives every client its samples and corrupts the clients named in the ``[corruption]`` settings, with
-one corruption per client::
-
-    label_noise = {client-5 = 0.8}          or "ramp": client i of N at rate i/(N-1)
-    label_flip  = ["client-2"]              y -> C-1-y
-    duplicate   = {client-3 = "client-0"}   trains on what client-0 trains on
-    free_rider  = {client-1 = "zero"}       the engine sends no change, "noise", or a "stale" model for it
-
-Further settings there are not about a client's own samples: the engine carries them out in every round.
+`apply` gives every client its samples and corrupts those named in ``[corruption]``, each in one way.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.data.dataset import Groups, arrays
-from fedmerit.errors import DataError, KeyFileError
+from fedmerit.data.dataset import Dataset, Groups
+from fedmerit.errors import ConfigError, DataError, KeyFileError
 from fedmerit.identity import check_name, check_names
 from fedmerit.notes import first_names
-from fedmerit.protocol.pool import Images, Labels
+from fedmerit.protocol.pool import Images, Labels, Pool, apart, parts_of, span_of
 from fedmerit.scoring.validate import LARGEST
 
 Indices = npt.NDArray[np.int64]
@@ -51,11 +44,6 @@ SCHEMES = ("iid", "dirichlet", "group", "sizes", "file")
 
 DRAWS = 100
 """Number of Dirichlet draws before the last one is repaired."""
-
-NO_GROUPS = (
-    "'group' needs groups, and this dataset has none: data.options.group names their column in a table, and "
-    "an .npz file has them in the array group_train"
-)
 
 LISTED = 40
 """The most names that a message lists."""
@@ -71,7 +59,6 @@ def split(
     minimum: int = 1,
     sizes: Sequence[float] | None = None,
     groups: Groups | None = None,
-    merge: Mapping[str, Sequence[str]] | None = None,
     file: str | Path | None = None,
     names: Sequence[str] = (),
 ) -> list[Indices]:
@@ -83,11 +70,10 @@ def split(
         scheme: one of ``SCHEMES``.
         rng: the only source of randomness; the same state gives the same split.
         mu: Dirichlet concentration; with a small one every client has few classes.
-        minimum: fewest samples that a client may hold. Dirichlet draws are repeated until it is met, at most
-            ``DRAWS`` times; then samples move from the largest client to those with too few.
+        minimum: fewest samples per client. Dirichlet draws are repeated until it is met, at most ``DRAWS``
+            times; then samples move from the largest client to those with too few.
         sizes: for ``sizes``: integers are counts, other numbers fractions in (0, 1] with a sum of at most 1.
         groups: for ``group``: hospital or centre of every sample.
-        merge: for ``group``: client name -> the groups that form this client.
         file: for ``file``: a file that `save` wrote.
         names: names of the clients, in the order of the result. For ``group``, the groups that take part (by
             default all, in natural order); for ``file``, the names saved with it, in any order.
@@ -96,51 +82,37 @@ def split(
     [[2, 3, 4], [0, 1]]
     """
     n = len(labels)
-    if scheme not in SCHEMES:
-        raise DataError.at("partition.scheme", f"expected one of {', '.join(SCHEMES)}, got {scheme!r}")
-    if minimum < 1:
-        raise DataError.at("partition.minimum", f"expected at least 1 sample per client, got {minimum}")
-    needed = {"sizes": sizes, "group": groups, "file": file}
-    if scheme in needed and needed[scheme] is None:
-        needs = NO_GROUPS if scheme == "group" else f"{scheme!r} needs {scheme}"
-        raise DataError.at("partition.scheme", needs)
-    if groups is not None and scheme == "group" and groups.shape != (n,):
-        raise DataError(f"expected {n} group values, one per sample, got shape {groups.shape}")
     if scheme in ("group", "file"):
-        names, _ = members(scheme, names, clients=clients, groups=groups, merge=merge, file=file)
-        clients = len(names) if clients is None else clients
-    if clients is None:
-        clients = len(names or sizes or ())
-        if not clients:
-            raise DataError.at("partition.clients", f"scheme {scheme!r} needs the number of clients")
-    if names and len(names) != clients:
-        raise DataError.at("partition.names", f"expected {clients} names, got {_listed(names)}")
-    if clients < 1:
-        raise DataError.at("partition.clients", f"expected at least 1 client, got {clients}")
-    if clients * minimum > n:
+        names, _ = members(scheme, names, clients=clients, groups=groups, file=file)
+    count = len(names or sizes or ()) if clients is None else clients
+    if count < 1:
+        raise DataError.at("partition.clients", f"expected at least 1 client, got {count}")
+    if names and len(names) != count:
+        raise DataError.at("partition.names", f"expected {count} names, got {_listed(names)}")
+    if count * minimum > n:
         raise DataError.at(
-            "partition.minimum",
-            f"{clients} clients with at least {minimum} each need {clients * minimum} samples, got {n}",
+            "partition.clients",
+            f"{count} clients with at least {minimum} each need {count * minimum} samples, got {n}",
         )
-
     if scheme == "iid":
-        parts = np.array_split(rng.permutation(n), clients)
+        parts = np.array_split(rng.permutation(n), count)
     elif scheme == "dirichlet":
-        parts = _dirichlet(np.asarray(labels), clients, mu, minimum, rng)
+        parts = _dirichlet(np.asarray(labels), count, mu, minimum, rng)
     elif scheme == "sizes":
-        parts = _sizes(n, clients, list(sizes or ()), rng)
+        parts = _sizes(n, count, list(sizes or ()), rng)
     elif scheme == "group":
-        assert groups is not None
-        held = by_group(groups, merge)
+        assert groups is not None  # members has checked it
+        held = by_group(groups)
         parts = [held[name] for name in names]
+    elif scheme == "file":
+        parts, saved = restore(Path(file or ""), samples=n)
+        parts = [parts[(saved or names).index(name)] for name in names]
     else:
-        parts = restore(Path(file or ""), samples=n)
-        saved = saved_names(Path(file or "")) or names
-        parts = [parts[saved.index(name)] for name in names]
+        raise DataError.at("partition.scheme", f"expected one of {', '.join(SCHEMES)}, got {scheme!r}")
     for i, part in enumerate(parts):
         if len(part) < minimum:
             short = f"{names[i] if names else f'client {i}'} would hold {len(part)} samples"
-            raise DataError.at("partition.minimum", f"{short}, expected at least {minimum}")
+            raise DataError.at("partition.clients", f"{short}, expected at least {minimum}")
     return [np.sort(part).astype(np.int64) for part in parts]
 
 
@@ -150,135 +122,99 @@ def members(
     *,
     clients: int | None = None,
     groups: Groups | None = None,
-    merge: Mapping[str, Sequence[str]] | None = None,
     file: str | Path | None = None,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the clients of a ``group`` or ``file`` partition in order, and notes about them.
 
-    Args:
-        scheme: ``group`` or ``file``.
-        names: the requested names; all if empty.
-        clients: the requested number; None or 0 for as many as there are.
-        groups: as for `split`.
-        merge: as for `split`.
-        file: as for `split`.
-
-    Raises:
-        DataError: if the data or the file lacks a requested name, or has another number of clients.
+    Without names all that are there take part; `DataError` if one is missing, or their number is another.
     """
     if scheme == "group":
         if groups is None:
-            raise DataError.at("partition.scheme", NO_GROUPS)
-        there, notes = _group_members(groups, merge, names, clients)
+            raise DataError.at(
+                "partition.scheme",
+                "'group' needs groups, and this dataset has none: data.options.group names their column in a "
+                "table, and an .npz file has them in the array group_train",
+            )
+        everybody, notes = _group_members(groups, names, clients)
     elif file:
-        there, notes = _saved_members(Path(file), names, clients)
+        everybody, notes = _saved_members(Path(file), names, clients)
     else:
-        raise DataError.at(
-            "partition.file", "missing: partition.scheme 'file' needs a saved partition (.json or .npz)"
-        )
-    chosen = tuple(names) or there
+        raise DataError.at("partition.scheme", "'file:' needs the path of a saved partition")
+    chosen = tuple(names) or everybody
     if len(set(chosen)) != len(chosen):
         raise DataError.at("partition.names", f"expected different names, got {_listed(chosen)}")
     return chosen, notes
 
 
 def _group_members(
-    groups: Groups, merge: Mapping[str, Sequence[str]] | None, names: Sequence[str], clients: int | None
+    groups: Groups, names: Sequence[str], clients: int | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of all groups, and notes on groups that are named anew or left out."""
-    held, notes = by_group(groups, merge), []
-    what = "groups of the data" + (" after partition.merge" if merge else "")
-    there = tuple(held)
-    merged = {group for listed in (merge or {}).values() for group in listed}
-    values = {str(value) for value in np.unique(np.asarray(groups)).tolist()} - merged
-    if new := {group: _safe(group) for group in sorted(values, key=natural) if group != _safe(group)}:
-        told = _listed(f"{group!r} is {name!r}" for group, name in new.items())
-        notes.append(f"groups of the data whose values cannot be names of members have others: {told}")
-    if unknown := [name for name in names if name not in held]:
+    samples, notes = by_group(groups), []
+    members = tuple(samples)
+    values = sorted({str(value) for value in np.unique(np.asarray(groups)).tolist()}, key=natural)
+    if renamed := [f"{group!r} is {_safe(group)!r}" for group in values if group != _safe(group)]:
+        problem = "groups of the data whose values cannot be names of members have others"
+        notes.append(f"{problem}: {_listed(renamed)}")
+    if unknown := [name for name in names if name not in samples]:
         raise DataError.at(
             "partition.names",
-            f"{_listed(map(repr, unknown))} not among the {what}; "
-            f"asked for: {_listed(names)}; {what}: {_listed(there)}",
+            f"{_listed(map(repr, unknown))} not among the groups of the data; "
+            f"asked for: {_listed(names)}; groups of the data: {_listed(members)}",
         )
-    if names and (left := [name for name in there if name not in names]):
-        each = _listed(f"{name} ({len(held[name])})" for name in left)
+    if names and (others := [name for name in members if name not in names]):
+        counts = _listed(f"{name} ({len(samples[name])})" for name in others)
         notes.append(
-            f"partition.names leaves out {len(left)} of the {len(there)} {what}, "
-            f"{sum(len(held[name]) for name in left)} of {len(groups)} training samples: {each}"
+            f"partition.names leaves out {len(others)} of the {len(members)} groups of the data, "
+            f"{sum(len(samples[name]) for name in others)} of {len(groups)} training samples: {counts}"
         )
-    if clients and not names and clients != len(there):
+    if clients and not names and clients != len(members):
         raise DataError.at(
             "partition.clients",
-            f"expected {len(there)}, as many as there are {what} ({_listed(there)}), "
-            f"got {clients}: leave it out, choose groups in partition.names, or put groups together in "
-            "partition.merge",
+            f"expected {len(members)}, as many as there are groups of the data ({_listed(members)}), "
+            f"got {clients}: leave it out, or choose groups in partition.names",
         )
-    return there, tuple(notes)
+    return members, tuple(notes)
 
 
 def _saved_members(
     path: Path, names: Sequence[str], clients: int | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names in a saved partition, or client-0, client-1, ... with a note if it has none."""
-    count, there = len(restore(path)), saved_names(path)
-    if there and names and set(names) != set(there):
+    parts, saved = restore(path)
+    if saved and names and set(names) != set(saved):
         raise DataError.at(
             "partition.names",
-            f"expected the names in {path}; asked for: {_listed(names)}; in the file: {_listed(there)}",
+            f"expected the names in {path}; asked for: {_listed(names)}; in the file: {_listed(saved)}",
         )
-    asked = clients or len(names) or count
-    if asked != count:
-        raise DataError.at("partition.file", f"{path}: holds {count} clients, expected {asked}")
-    if there:
-        return there, ()
-    there = tuple(f"client-{i}" for i in range(count))
-    given = "partition.names are" if names and tuple(names) != there else "client-0, client-1, ... are"
-    return there, (f"partition.file: {path} has no names: {given} given to its parts in order, unchecked",)
+    expected = clients or len(names) or len(parts)
+    if expected != len(parts):
+        raise DataError.at("partition.scheme", f"{path}: holds {len(parts)} clients, expected {expected}")
+    if saved:
+        return saved, ()
+    usual = tuple(f"client-{i}" for i in range(len(parts)))
+    order = "partition.names are" if names and tuple(names) != usual else "client-0, client-1, ... are"
+    return usual, (f"partition.scheme: {path} has no names: {order} given to its parts in order, unchecked",)
 
 
-def by_group(groups: Groups, merge: Mapping[str, Sequence[str]] | None = None) -> dict[str, Indices]:
+def by_group(groups: Groups) -> dict[str, Indices]:
     """Return the samples of every group by name (the group's value as text), in natural order.
-
-    Args:
-        groups: the group of every sample.
-        merge: name -> the groups to merge under this name; the others stay separate.
 
     >>> {name: held.tolist() for name, held in by_group(np.array(["Site 10", "Site 9", "Site 10"])).items()}
     {'Site 9': [1], 'Site 10': [0, 2]}
     """
     values, place = np.unique(np.asarray(groups), return_inverse=True)
-    found = [str(value) for value in values.tolist()]
-    owner = {group: name for name, listed in (merge or {}).items() for group in listed}
-    there = set(found)
-    if unknown := [group for group in owner if group not in there]:
-        raise DataError.at(
-            "partition.merge",
-            f"{_listed(map(repr, unknown))} not among the groups of the data; "
-            f"asked for: {_listed(owner)}; groups of the data: {_listed(sorted(found, key=natural))}",
-        )
-    for name in merge or ():
-        if name in there and owner.get(name) != name:
-            raise DataError.at(
-                "partition.merge",
-                "the data has a group of that name, which is not one of those that "
-                f"are merged into it: {_listed((merge or {})[name])}",
-                entry=name,
-            )
-    named = [owner.get(group, _safe(group)) for group in found]
-    if both := {name for name in named if named.count(name) > 1} - set(merge or ()):
-        alike = sorted(group for group, name in zip(found, named, strict=True) if name in both)
+    named = [_safe(str(value)) for value in values.tolist()]
+    if twice := {name for name in named if named.count(name) > 1}:
+        alike = _listed(sorted(repr(str(value)) for value in values.tolist() if _safe(str(value)) in twice))
         raise DataError.at(
             "partition.scheme",
-            f"groups {first_names([repr(group) for group in alike], LISTED)} would be one member, "
-            f"{min(both)!r}: name them in partition.merge",
+            f"groups {alike} would be one member, {min(twice)!r}: rename them in the data",
         )
     try:
         check_names(named)
     except KeyFileError as error:
         raise DataError.at(
             "partition.scheme",
-            f"a group of the data is a member, and its value the name: {error}; "
-            "partition.merge can make groups one or name them anew",
+            f"a group of the data is a member, and its value the name: {error}: rename it in the data",
         ) from error
     ordered = {name: i for i, name in enumerate(sorted(set(named), key=natural))}
     member = np.array([ordered[name] for name in named], dtype=np.int64)[place]
@@ -292,13 +228,11 @@ def _safe(group: str) -> str:
     >>> _safe("St. Mary / North"), _safe("Abbey")
     ('St. Mary - North', 'Abbey')
     """
-    try:
+    with contextlib.suppress(KeyFileError):
         check_name(group)
         return group
-    except KeyFileError:
-        pass
     text = unicodedata.normalize("NFC", re.sub(r"[/\\]", "-", group))
-    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
 
 
 def natural(name: str) -> tuple[Any, ...]:
@@ -366,38 +300,40 @@ def _sizes(n: int, clients: int, sizes: list[float], rng: np.random.Generator) -
 
 
 def save(path: str | Path, parts: Sequence[Indices], samples: int, names: Sequence[str] = ()) -> None:
-    """Write a partition of ``samples`` samples, with the names of the clients if given.
+    """Write a partition of ``samples`` samples as JSON, with the names of the clients if given.
 
-    ``.json``: ``{"samples": n, "clients": [[0, 5, ...], [1, ...], ...], "names": ["Abbey", ...]}``; ``.npz``:
-    the integer ``samples``, the arrays ``client_0``, ``client_1``, ... and the strings ``names``. A file
-    without names can only be matched to clients by order.
+    ``{"samples": n, "clients": [[0, 5, ...], [1, ...], ...], "names": ["Abbey", ...]}``. A file without names
+    can only be matched to clients by order.
     """
-    path = _suffixed(path)
-    names = _checked(names, len(parts), "names") if names else ()
-    if path.suffix == ".json":
-        content: dict[str, Any] = {"samples": int(samples)}
-        content["clients"] = [np.asarray(part).tolist() for part in parts]
-        content |= {"names": list(names)} if names else {}
-        path.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    else:
-        held: dict[str, Any] = {f"client_{i}": np.asarray(part) for i, part in enumerate(parts)}
-        held |= {"names": np.array(names)} if names else {}
-        np.savez_compressed(path, samples=np.int64(samples), **held)
+    content: dict[str, Any] = {"samples": int(samples)}
+    content["clients"] = [np.asarray(part).tolist() for part in parts]
+    if names:
+        content["names"] = list(_checked(names, len(parts), "names"))
+    Path(path).write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
-def saved_names(path: str | Path) -> tuple[str, ...]:
-    """Return the names in a file that `save` wrote, in its order; empty if it was saved without names."""
-    return _read(_suffixed(path))[2]
+def restore(path: str | Path, samples: int | None = None) -> tuple[list[Indices], tuple[str, ...]]:
+    """Return the parts and the names in a file that `save` wrote; the names are empty if it has none.
 
-
-def restore(path: str | Path, samples: int | None = None) -> list[Indices]:
-    """Read a file that `save` wrote; refuse indices that repeat or lie outside the dataset's ``samples``."""
-    path = _suffixed(path)
-    total, listed, _ = _read(path)
+    Indices that repeat or lie outside the dataset's ``samples`` are refused.
+    """
+    path = Path(path)
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        total, parts = saved["samples"], [np.asarray(part) for part in saved["clients"]]
+        names = saved.get("names")
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file") from error
+    except KeyError as error:
+        raise DataError(f"{path}: not a partition file: {error.args[0]} is missing") from error
+    except (OSError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: not a partition file: {error}") from error
+    if type(total) is not int or total < 1:
+        raise DataError(f"{path}: samples must be a whole number of at least 1, got {total!r:.60}")
     if samples is not None and total != samples:
         raise DataError(f"{path}: made for {total} samples, the dataset has {samples}")
     owner: dict[int, int] = {}
-    for i, part in enumerate(listed):
+    for i, part in enumerate(parts):
         if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
             raise DataError(f"{path}: client {i} must be a list of integers")
         for index in part.tolist():
@@ -406,36 +342,11 @@ def restore(path: str | Path, samples: int | None = None) -> list[Indices]:
             if index in owner:
                 raise DataError(f"{path}: sample {index} is held by clients {owner[index]} and {i}")
             owner[index] = i
-    return [part.astype(np.int64) for part in listed]
-
-
-def _read(path: Path) -> tuple[int, list[npt.NDArray[Any]], tuple[str, ...]]:
-    """Return the number of samples, the parts and the names of a saved partition."""
-    try:
-        if path.suffix == ".json":
-            saved = json.loads(path.read_text(encoding="utf-8"))
-            total, listed = saved["samples"], [np.asarray(part) for part in saved["clients"]]
-            names = saved.get("names")
-        else:
-            saved = arrays(path)
-            total = int(saved["samples"])
-            listed = [saved[f"client_{i}"] for i in range(len(saved) - 1 - ("names" in saved))]
-            names = saved["names"].tolist() if "names" in saved else None
-    except DataError:
-        raise
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file") from error
-    except KeyError as error:
-        raise DataError(f"{path}: not a partition file: {error.args[0]} is missing") from error
-    except (OSError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: not a partition file: {error}") from error
-    if not isinstance(total, int) or isinstance(total, bool) or total < 1:
-        raise DataError(f"{path}: samples must be a whole number of at least 1, got {total!r:.60}")
-    return total, listed, () if names is None else _checked(names, len(listed), f"{path}: names")
+    checked = () if names is None else _checked(names, len(parts), f"{path}: names")
+    return [part.astype(np.int64) for part in parts], checked
 
 
 def _checked(names: Any, count: int, what: str) -> tuple[str, ...]:
-    """Return the names; raise `DataError` unless they are ``count`` different valid names."""
     if not isinstance(names, list | tuple) or len(names) != count or len(set(map(str, names))) != count:
         raise DataError(f"{what}: expected {count} different names, one per client, got {names!r:.200}")
     try:
@@ -445,16 +356,7 @@ def _checked(names: Any, count: int, what: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _suffixed(path: str | Path) -> Path:
-    path = Path(path)
-    if path.suffix not in (".json", ".npz"):
-        raise DataError(f"{path}: a partition file ends in .json or .npz")
-    return path
-
-
 # --------------------------------------------------------------------------------------------- corruptions
-
-T = TypeVar("T")
 
 Behaviour = Literal["honest", "zero", "noise", "stale"]
 """What a client sends: a trained model, no change, random noise, or the previous round's global model."""
@@ -479,8 +381,8 @@ def label_noise(y: Labels, rate: float, classes: int, rng: np.random.Generator) 
     >>> label_noise(np.array([1, 1, 1]), 0.0, 10, np.random.default_rng(0))
     array([1, 1, 1])
     """
-    if not _is_rate(rate):
-        raise DataError(f"label noise: {RATE}, got {rate!r}")
+    if not 0 <= rate <= 1:
+        raise DataError.at("corruption.label_noise", f"expected a rate in [0, 1], got {rate!r}")
     hit = rng.random(len(y)) < rate
     return np.where(hit, rng.integers(classes, size=len(y)), y)
 
@@ -500,8 +402,6 @@ def ramp(clients: int) -> list[float]:
     >>> ramp(5)
     [0.0, 0.25, 0.5, 0.75, 1.0]
     """
-    if clients < 2:
-        raise DataError.at("corruption.label_noise", f"a ramp needs at least 2 clients, got {clients}")
     return [i / (clients - 1) for i in range(clients)]
 
 
@@ -513,123 +413,176 @@ def apply(
     classes: int,
     rng: np.random.Generator,
     *,
-    label_noise: Mapping[str, float] | Literal["ramp"] | None = None,
-    label_flip: Iterable[str] = (),
+    label_noise: Mapping[str, float] | str = "",
+    label_flip: Sequence[str] = (),
     free_rider: Mapping[str, str] | None = None,
-    duplicate: Mapping[str, str] | None = None,
 ) -> list[ClientData]:
     """Give each client its part of (x, y) and corrupt the clients that the settings name.
 
     Args:
-        x: all training images.
-        y: all training labels.
-        parts: indices of each client, from `split`.
-        names: names of the clients, in the same order.
+        x: all training samples.
+        y: all training targets.
+        parts: from `split`.
+        names: of the clients, in the same order.
         classes: number of classes C.
         rng: spawns one generator per client, so that no client's noise depends on that of others.
         label_noise: rate in [0, 1] by name, or "ramp" for all clients.
         label_flip: names of clients whose labels are flipped.
         free_rider: "zero", "noise" or "stale" by name.
-        duplicate: name -> the client whose data, corrupted or not, it trains on.
     """
-    if len(parts) != len(names):
-        raise DataError(f"{len(parts)} parts for {len(names)} clients")
-    noise = _noise_rates(label_noise, names)
-    riders, copies = _mapped(free_rider, "free_rider"), _mapped(duplicate, "duplicate")
-    flippers = _named(label_flip, "label_flip")
-    _check_names(
-        names,
-        {"label_noise": noise, "label_flip": flippers, "free_rider": riders, "duplicate": copies},
-    )
-    _check_riders(riders)
-    _check_copies(copies, names)
+    rates = label_noise
+    if isinstance(rates, str):
+        rates = dict(zip(names, ramp(len(names)), strict=True)) if rates == "ramp" else {}
+    noise = {name: rate for name, rate in rates.items() if rate}
+    riders = free_rider or {}
+    corrupted: dict[str, str] = {}
+    for setting, listed in (("label_noise", noise), ("label_flip", label_flip), ("free_rider", riders)):
+        for name in listed:
+            if name in corrupted:
+                problem = f"client {name!r} is in {corrupted[name]} too: one corruption each"
+                raise DataError.at(f"corruption.{setting}", problem)
+            corrupted[name] = setting
+    for name, kind in riders.items():
+        if kind not in get_args(Behaviour)[1:]:
+            expected = ", ".join(get_args(Behaviour)[1:])
+            raise DataError.at("corruption.free_rider", f"expected {expected}, got {kind!r}", entry=name)
 
-    made: dict[str, ClientData] = {}
+    made = []
     for name, part, own in zip(names, parts, rng.spawn(len(names)), strict=True):
-        images, labels, what = x[part], y[part], ""
+        labels, corruption = y[part], ""
         if name in noise:
-            labels, what = _label_noise(labels, noise[name], classes, own), f"label noise {noise[name]:g}"
-        elif name in flippers:
-            labels, what = _label_flip(labels, classes), "labels flipped"
+            labels = _label_noise(labels, noise[name], classes, own)
+            corruption = f"label noise {noise[name]:g}"
+        elif name in label_flip:
+            labels, corruption = _label_flip(labels, classes), "labels flipped"
         elif name in riders:
-            what = f"free rider: {riders[name]}"
+            corruption = f"free rider: {riders[name]}"
         behaviour = cast(Behaviour, riders.get(name, "honest"))
-        made[name] = ClientData(name=name, x=images, y=labels, behaviour=behaviour, corruption=what)
-    for name, other in copies.items():
-        source = made[other]
-        made[name] = ClientData(name=name, x=source.x, y=source.y, corruption=f"data of {other}")
-    return [made[name] for name in names]
+        made.append(ClientData(name=name, x=x[part], y=labels, behaviour=behaviour, corruption=corruption))
+    return made
 
 
 _label_noise, _label_flip = label_noise, label_flip
 
 
-def _noise_rates(
-    given: Mapping[str, float] | Literal["ramp"] | None, names: Sequence[str]
-) -> dict[str, float]:
-    """Return the noise rates by name, without rates of 0."""
-    if isinstance(given, str):
-        if given != "ramp":
-            raise DataError.at(
-                "corruption.label_noise", f'expected "ramp" or a rate by client, got {given!r}'
-            )
-        given = dict(zip(names, ramp(len(names)), strict=True))
-    rates = _mapped(given, "label_noise")
-    for name, rate in rates.items():
-        if not _is_rate(rate):
-            raise DataError.at("corruption.label_noise", f"{RATE}, got {rate!r}", entry=name)
-    return {name: rate for name, rate in rates.items() if rate or name not in names}
+# ------------------------------------------------------------------------------------------- the test pool
 
 
-RATE = "expected a rate in [0, 1]"
+def choose_pool(
+    dataset: Dataset, size: int, rng: np.random.Generator, *, key: bytes, utility_hash: str, **cut: Any
+) -> Pool:
+    """Choose ``size`` test samples, balanced over classes (counts differ by at most one), and slice them.
+
+    Any consecutive slice is as balanced as the pool. ``size`` 0 takes the whole test set, unbalanced; its
+    slices then follow the class proportions of the whole. Where y is no class, samples are drawn at random.
+    The salts are derived from the secret ``key``: whoever has it can test guesses of images. ``utility_hash``
+    is the SHA-256 of the utilities' definitions; for what else says how the pool is cut, see `pool_order`.
+    """
+    indices, slices, settled = pool_order(dataset, size, rng, **cut)
+    return Pool(
+        indices=indices,
+        x=dataset.x_test[indices],
+        y=dataset.y_test[indices],
+        slices=slices,
+        balanced=bool(dataset.classes) and size > 0,
+        classes=len(dataset.classes),
+        utility_hash=utility_hash,
+        key=key,
+        settled=settled,
+    )
 
 
-def _is_rate(rate: float) -> bool:
-    return not isinstance(rate, bool) and isinstance(rate, int | float | np.number) and bool(0 <= rate <= 1)
+def pool_order(
+    dataset: Dataset,
+    size: int,
+    rng: np.random.Generator,
+    *,
+    reveal: str = "fixed",
+    rounds: int = 1,
+    method: str = "reports",
+    blocks: int = 1,
+) -> tuple[npt.NDArray[np.int64], int, int]:
+    """Return the test samples of a pool in their order, its slices, and how many samples are settled.
 
-
-def _named(names: Iterable[str], setting: str) -> list[str]:
-    if isinstance(names, str):
-        raise DataError.at(
-            f"corruption.{setting}", f"expected a list of client names, got the string {names!r}"
+    Args:
+        dataset: only its test half is used.
+        size: samples in the pool; 0 takes all.
+        rng: chooses and orders them.
+        reveal: "fixed" or "per-round"; "end" with the method "settled".
+        rounds: number of slices for "per-round".
+        method: "reports", or "both" or "settled", which leave half or all of the pool to the settlement.
+        blocks: of the settlement; each needs a sample.
+    """
+    total, classes = size or len(dataset.y_test), len(dataset.classes)
+    counts = _test_counts(dataset, size)
+    slices, settled = parts_of(total, method=method, reveal=reveal, rounds=rounds)
+    if method != "reports":
+        _check_parts(total, max(1, classes), method, slices - 1, blocks)
+    elif not classes and total < 2 * slices:
+        problem = f"expected at least {2 * slices} samples, 2 for each of {slices} slices, got {total}"
+        raise ConfigError.at("data.test_size", problem)
+    elif total // slices < classes:
+        raise DataError(
+            f"a pool of {total} cut into {slices} slices leaves {total // slices} samples each, fewer than "
+            f"the {classes} classes: expected test_size of at least {slices * classes}"
         )
-    return list(names)
+    if not classes:
+        indices = rng.permutation(len(dataset.y_test))[:total].astype(np.int64)
+        return apart(indices, dataset.x_test, dataset.y_test, settled, by_class=False), slices, settled
 
-
-def _mapped(given: Mapping[str, T] | None, setting: str) -> dict[str, T]:
-    if given is not None and not isinstance(given, Mapping):
-        raise DataError.at(f"corruption.{setting}", f"expected a value by client name, got {given!r}")
-    return dict(given or {})
-
-
-def _check_names(names: Sequence[str], settings: Mapping[str, Iterable[str]]) -> None:
-    """Raise an error if a name does not exist or has more than one corruption."""
-    used: dict[str, str] = {}
-    for setting, listed in settings.items():
-        where = f"corruption.{setting}"
-        for name in listed:
-            if name not in names:
-                raise DataError.at(where, f"no client {name!r}, expected one of {', '.join(names)}")
-            if name in used:
-                raise DataError.at(where, f"client {name!r} is in {used[name]} too: one corruption each")
-            used[name] = setting
-
-
-def _check_riders(riders: Mapping[str, str]) -> None:
-    allowed = get_args(Behaviour)[1:]
-    for name, kind in riders.items():
-        if kind not in allowed:
-            raise DataError.at(
-                "corruption.free_rider", f"expected {', '.join(allowed)}, got {kind!r}", entry=name
+    # Classes in random order, except that those with enough samples to give one more come first.
+    order = rng.permutation(len(counts))
+    order = order[np.argsort(counts[order] <= total // len(counts), kind="stable")]
+    place, turn = np.empty(len(dataset.y_test)), np.empty(len(dataset.y_test))
+    for position, c in enumerate(order):
+        members = rng.permutation(np.flatnonzero(dataset.y_test == c))
+        count = np.arange(len(members))
+        place[members] = count if size else (count + 0.5) / len(members)
+        turn[members] = position
+    indices = np.lexsort((turn, place))[:total].astype(np.int64)
+    for s in range(slices):
+        classes_in = dataset.y_test[indices[span_of(total, slices, s, settled)]].tolist()
+        if lacking := {*range(classes)} - {*classes_in}:
+            raise DataError(
+                f"test slice {s} of {slices} has no sample of class {dataset.classes[min(lacking)]!r}: "
+                "expected fewer rounds or a balanced pool"
             )
+    return apart(indices, dataset.x_test, dataset.y_test, settled, by_class=True), slices, settled
 
 
-def _check_copies(copies: Mapping[str, str], names: Sequence[str]) -> None:
-    for name, other in copies.items():
-        if other not in names:
-            raise DataError.at(
-                "corruption.duplicate", f"no client {other!r}, expected one of {', '.join(names)}", entry=name
-            )
-        if other in copies:
-            why = "itself" if other == name else f"{other!r}, which is a duplicate too"
-            raise DataError.at("corruption.duplicate", f"client {name!r} cannot copy {why}")
+def _check_parts(total: int, classes: int, method: str, for_rounds: int, blocks: int) -> None:
+    least, parts = max(classes, blocks), "the settlement"
+    if for_rounds:
+        least = max(2 * for_rounds * classes - 1, 2 * least)
+        parts = f"{for_rounds} slices for rounds and a half for the settlement"
+    if total < least:
+        raise ConfigError.at(
+            "data.test_size",
+            f"expected at least {least} samples with scoring.method = {method!r}, for {parts}, each with all "
+            f"{classes} classes, and {blocks} blocks, got {total}",
+        )
+
+
+def _test_counts(dataset: Dataset, size: int) -> npt.NDArray[Any]:
+    """Return the test samples of every class; raise if the pool needs more, or a class has none.
+
+    A balanced pool takes at most min(counts) per class, and one more from larger classes.
+    """
+    counts = np.bincount(dataset.y_test, minlength=len(dataset.classes)) if dataset.classes else np.zeros(0)
+    if not dataset.classes and size > len(dataset.y_test):
+        samples = f"{len(dataset.y_test)} test samples of {dataset.name}"
+        raise ConfigError.at("data.test_size", f"expected at most the {samples}, got {size}")
+    if not counts.all():
+        absent = dataset.classes[int(counts.argmin())]
+        raise DataError(f"{dataset.name}: class {absent!r} has no test sample")
+    if not dataset.classes or not size:
+        return counts
+    least = int(counts.min())
+    fits = least * len(counts) + int((counts > least).sum())
+    if size > fits:
+        scarce = dataset.classes[int(counts.argmin())]
+        raise DataError(
+            f"{dataset.name}: a balanced test pool of {size} needs {size // len(counts)} or more samples of "
+            f"every class, but class {scarce!r} has {least}: expected test_size of at most {fits}"
+        )
+    return counts

@@ -1,15 +1,14 @@
 """Tables as data: a CSV or Parquet file, with a target, features and the member of every row in columns.
 
-Nothing is guessed: text in a feature and an empty cell are refused unless ``categories`` and ``missing`` say
-what to do with them. What is computed from the training rows (means, categories) is computed over all
-members, which one process can do. Members of a run between machines must agree on such numbers before.
+Nothing is guessed: text in a feature and an empty cell are refused unless options say what to do with them.
+Means and categories are those of the training rows of all members.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,13 +17,23 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.data.dataset import Dataset
 from fedmerit.errors import DataError, FileFormatError, MissingExtra
+from fedmerit.files.sheets import (
+    MARKS,
+    SEPARATORS,
+    Expected,
+    Sheet,
+    SheetForm,
+    cell_text,
+    plain_numbers,
+    read_sheet,
+)
 from fedmerit.notes import first_names, nearest
 from fedmerit.scoring.amounts import readings
-from fedmerit.scoring.spreadsheets import SEPARATORS, SheetForm, read_sheet
 from fedmerit.scoring.validate import spelled, two_spellings
 
+Mask = npt.NDArray[np.bool_]
+"""Which rows."""
 Cells = dict[str, list[str]]
 """Cells by column, as text without blanks around it; an empty text is a missing value."""
 Categories = Literal["refuse", "one-hot"]
@@ -37,7 +46,6 @@ CATEGORIES = 100
 EMPTY = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "null", "?"})
 """Cells that hold no value, in lower case. "none" is no such cell: it is a category in many tables."""
 LARGEST = float(np.finfo(np.float32).max)
-MARKS = {".": "point", ",": "comma"}
 CHOOSE = "data.options.decimal = '.' or ',' says which"
 
 
@@ -56,8 +64,8 @@ def table(
     standardise: bool = False,
     separator: str = "",
     decimal: str = "",
-) -> Dataset:
-    """Read a table with a header; x has a row of numbers per row, y its target.
+) -> dict[str, Any]:
+    """Return what a `Dataset` is made of from a table with a header; x has a row of numbers per row.
 
     Args:
         path: a ``.csv`` or ``.parquet`` file; the latter needs pyarrow.
@@ -80,150 +88,175 @@ def table(
         decimal: point or comma, in numbers of a CSV file; by default found out from the numbers, and refused
             if they can be read in two ways. If it is given, the other mark may separate thousands.
     """
-    _check_options(target, kind, features, group, test, test_fraction, split_seed, categories, missing,
-                   standardise, separator, decimal)  # fmt: skip
-    (cells, notes, delimiter), other = _read(path, separator, target), None
-    if test and test not in cells and Path(test).suffix in (".csv", ".parquet"):
+    _check_options(
+        target=target, kind=kind, features=features, group=group, test=test, test_fraction=test_fraction,
+        split_seed=split_seed, categories=categories, missing=missing, standardise=standardise,
+        separator=separator, decimal=decimal,
+    )  # fmt: skip
+    files = [_read(path, separator, target)]
+    if test and test not in files[0].cells and Path(test).suffix in (".csv", ".parquet"):
         if Path(test).resolve() == path.resolve():
             raise DataError.at("data.options", f"expected another file than {path}, got {test}", entry="test")
-        other, more, second = _read(Path(test), separator, target)
-        notes += more
-    split = test if test and other is None else ""
+        files.append(_read(Path(test), separator, target))
+    notes = [note for file in files for note in file.notes]
+    split = test if len(files) == 1 else ""
     listed = [] if isinstance(categories, str) else list(categories)
-    for file, found in ((path, cells), *(((Path(test), other),) if other is not None else ())):
-        wanted = (target, *features, *listed, *filter(None, (split, group if found is cells else "")))
-        _check_columns(file, found, wanted)
-    named = list(features) or [name for name in cells if name not in (target, group, split)]
+    named = list(features) or [name for name in files[0].cells if name not in (target, group, split)]
+    for place, file in enumerate(files):
+        _check_columns(file, (target, *features, *listed, *([] if place else filter(None, (split, group)))))
+    _check_features(named, target, listed)
+    if not features:
+        are = "column is a feature" if len(named) == 1 else "columns are features"
+        notes.append(f"{path.name}: {len(named)} {are} (data.options.features): {first_names(named, 12)}")
+    may = [name for name in (*named, *([target] if kind == "numbers" else [])) if name not in listed]
+    for place, file in enumerate(files):
+        _check_columns(file, named)
+        _check_filled(file, [target, *([] if place else filter(None, (group, split)))])
+        notes += file.read_numbers(may, decimal)
+    rows = _Rows(files)
+    cells = {name: [value for file in files for value in file.cells[name]] for name in (target, *named)}
+    y, classes = _target(rows, target, cells[target], kind)
+    alike = [name for name in (target if kind == "classes" else "", group) if name]
+    held = _held(files, split, alike, test_fraction, split_seed)
+    kept = np.ones(len(held), dtype=bool)
+    if missing == "drop":
+        kept = ~np.any([[_empty(value) for value in cells[name]] for name in named], axis=0)
+    if not kept.all():
+        notes.append(f"{path.name}: {int((~kept).sum())} of {len(kept)} rows with empty cells were left out")
+    train, tested = kept & ~held, kept & held
+    if not train.any() or not tested.any():
+        raise DataError(f"{path}: no row left to {'test' if train.any() else 'train'} on")
+    columns = []
+    for name in named:
+        feature = _Feature(rows, name, cells[name], train, tested)
+        columns += feature.columns(missing, one_hot=categories == "one-hot", listed=name in listed)
+        notes += [f"{path.name}: {note}" for note in feature.notes]
+    x = np.stack(columns, axis=1)
+    if standardise:
+        x = _standardised(x, train)
+        notes.append(f"{path.name}: features standardised over the training rows of all members")
+    groups = files[0].cells.get(group, [])
+    return {
+        "name": path.name,
+        "x_train": x[train].astype(np.float32),
+        "y_train": y[train],
+        "x_test": x[tested].astype(np.float32),
+        "y_test": y[tested],
+        "classes": classes,
+        "group_train": _groups(path, group, groups, train[: len(groups)]) if group else None,
+        "notes": tuple(notes),
+    }
+
+
+def _check_features(named: Sequence[str], target: str, listed: Sequence[str]) -> None:
     if not named or len(set(named)) < len(named) or target in named:
         raise DataError.at(
             "data.options", f"expected different columns besides {target!r}, got {named}", entry="features"
         )
     if strange := [name for name in listed if name not in named]:
-        raise DataError.at(
-            "data.options", f"expected features, got {strange[0]!r}, which is none", entry="categories"
+        raise DataError.at("data.options", f"{strange[0]!r} is not a feature", entry="categories")
+
+
+def _standardised(x: npt.NDArray[np.float64], train: Mask) -> npt.NDArray[np.float64]:
+    """Return features of mean 0 and standard deviation 1 over the training rows; constants become 0."""
+    varies = x[train].min(axis=0) < x[train].max(axis=0)  # rounding gives 0.1, 0.1, ... a deviation too
+    return np.asarray((x - x[train].mean(axis=0)) / np.where(varies, x[train].std(axis=0), 1.0))
+
+
+def _groups(path: Path, column: str, values: Sequence[str], train: Mask) -> npt.NDArray[np.str_]:
+    """Return the member of every training row; raise `DataError` if a member is left without a row."""
+    groups = np.array(values, dtype=str)[train]
+    if lost := sorted(set(values) - set(groups.tolist())):
+        named = first_names([repr(member) for member in lost], LISTED)
+        raise DataError(
+            f"{path}: no row is left to train on for {column} {named}: its rows are for the test, or "
+            "have empty cells; data.options.test says which rows are for the test"
         )
-    if not features:
-        told = first_names(named, 12)
-        are = "column is a feature" if len(named) == 1 else "columns are features"
-        notes.append(f"{path.name}: {len(named)} {are} (data.options.features): {told}")
-    if other is not None:
-        _check_columns(Path(test), other, named)
-    count = len(cells[target])
-    for name in filter(None, (target, group, split)):
-        _check_filled(path, name, cells[name])
-    may = [name for name in (*named, *([target] if kind == "numbers" else [])) if name not in listed]
-    cells, more = _with_plain_numbers(path, cells, may, decimal, plain=delimiter == ",")
-    notes += more
-    if other is not None:
-        _check_filled(Path(test), target, other[target])
-        other, more = _with_plain_numbers(Path(test), other, may, decimal, plain=second == ",")
-        notes += more
-        joined = {name: cells[name] + other[name] for name in (target, *named)}
-        held = np.arange(len(joined[target])) >= count
-    else:
-        joined = cells
-    rows = _Rows(path, count, None if other is None else Path(test))
-    y, classes = _target(rows, target, joined[target], kind)
-    if other is None:
-        alike = [name for name in (target if kind == "classes" else "", group) if name]
-        held = _held(path, cells, split, alike, test_fraction, split_seed)
-    kept = np.ones(len(held), dtype=bool)
-    if missing == "drop":
-        kept = np.array([all(not _empty(joined[name][i]) for name in named) for i in range(len(held))])
-        if not kept.all():
-            notes.append(
-                f"{path.name}: {int((~kept).sum())} of {len(kept)} rows with empty cells were left out"
-            )
-    train, tested = kept & ~held, kept & held
-    if not train.any() or not tested.any():
-        raise DataError(f"{path}: no row left to {'test' if train.any() else 'train'} on")
-    x, more = _features(rows, joined, named, train, tested, categories, missing)
-    notes += [f"{path.name}: {note}" for note in more]
-    if standardise:
-        varies = x[train].min(axis=0) < x[train].max(axis=0)  # rounding gives 0.1, 0.1, ... a deviation too
-        x = (x - x[train].mean(axis=0)) / np.where(varies, x[train].std(axis=0), 1.0)
-        notes.append(f"{path.name}: features standardised over the training rows of all members")
-    groups = None
-    if group:
-        groups = np.array(cells[group], dtype=str)[train[:count]]
-        if lost := sorted(set(cells[group]) - set(groups.tolist())):
-            named_lost = first_names([repr(one) for one in lost], LISTED)
-            raise DataError(
-                f"{path}: no row is left to train on for {group} {named_lost}: its rows are for the test, or "
-                "have empty cells; data.options.test says which rows are for the test"
-            )
-    return Dataset(
-        name=path.name,
-        x_train=x[train].astype(np.float32),
-        y_train=y[train],
-        x_test=x[tested].astype(np.float32),
-        y_test=y[tested],
-        classes=classes,
-        group_train=groups,
-        notes=tuple(notes),
-    )
+    return groups
 
 
-def _check_options(
-    target: Any,
-    kind: Any,
-    features: Any,
-    group: Any,
-    test: Any,
-    test_fraction: Any,
-    split_seed: Any,
-    categories: Any,
-    missing: Any,
-    standardise: Any,
-    separator: Any,
-    decimal: Any,
-) -> None:
-    """Raise `DataError` if an option has a wrong type or value."""
-
-    def check(entry: str, given: Any, expected: str, *, right: bool) -> None:
-        if not right:
-            raise DataError.at("data.options", f"expected {expected}, got {given!r:.100}", entry=entry)
-
-    def are_columns(given: Any) -> bool:
-        return isinstance(given, list | tuple) and all(isinstance(one, str) for one in given)
-
-    for entry, given in (("target", target), ("group", group), ("test", test)):
-        check(entry, given, "a text", right=isinstance(given, str))
-    for entry, given, allowed in (("kind", kind, get_args(Kind)), ("missing", missing, get_args(Missing))):
-        check(entry, given, " or ".join(allowed), right=given in allowed)
-    check("features", features, "a list of columns", right=are_columns(features))
-    choices = " or ".join((*get_args(Categories), "a list of columns"))
-    check(
-        "categories", categories, choices, right=categories in get_args(Categories) or are_columns(categories)
-    )
-    fits = isinstance(test_fraction, int | float) and not isinstance(test_fraction, bool)
-    check("test_fraction", test_fraction, "a number between 0 and 1", right=fits and 0 < test_fraction < 1)
-    check(
-        "split_seed",
-        split_seed,
-        "a whole number, 0 or more",
-        right=type(split_seed) is int and split_seed >= 0,
-    )
-    check("standardise", standardise, "true or false", right=isinstance(standardise, bool))
-    check("separator", separator, "a comma, semicolon, tab or bar", right=separator in ("", *SEPARATORS))
-    check("decimal", decimal, "a point or a comma", right=decimal in ("", *MARKS))
+def _one_of(*allowed: str) -> tuple[str, Callable[[Any], bool]]:
+    return " or ".join(allowed), lambda value: value in allowed
 
 
-def _read(path: Path, separator: str, target: str) -> tuple[Cells, list[str], str]:
-    """Return the cells of a file by column, notes on how it was read, and what separates its cells."""
-    if path.suffix == ".parquet":
-        return _parquet(path), [], ","
+def _are_columns(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+
+
+_TEXT = "a text", lambda value: isinstance(value, str)
+_OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "target": _TEXT,
+    "group": _TEXT,
+    "test": _TEXT,
+    "kind": _one_of(*get_args(Kind)),
+    "missing": _one_of(*get_args(Missing)),
+    "features": ("a list of columns", _are_columns),
+    "categories": (
+        "refuse or one-hot or a list of columns",
+        lambda value: value in get_args(Categories) or _are_columns(value),
+    ),
+    "test_fraction": ("a number between 0 and 1", lambda x: type(x) in (int, float) and 0 < x < 1),
+    "split_seed": ("a whole number, 0 or more", lambda value: type(value) is int and value >= 0),
+    "standardise": ("true or false", lambda value: isinstance(value, bool)),
+    "separator": ("a comma, semicolon, tab or bar", lambda value: value in ("", *SEPARATORS)),
+    "decimal": ("a point or a comma", lambda value: value in ("", *MARKS)),
+}
+"""What each option must be, in words and as a check."""
+
+
+def _check_options(**options: Any) -> None:
+    for entry, (expected, fits) in _OPTIONS.items():
+        if not fits(options[entry]):
+            got = f"expected {expected}, got {options[entry]!r:.100}"
+            raise DataError.at("data.options", got, entry=entry)
+
+
+@dataclass
+class _Table:
+    """A file as it was read: the table, its cells by column, and notes."""
+
+    sheet: Sheet
+    cells: Cells
+    notes: list[str]
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.sheet.path
+
+    def at(self, row: int) -> str:
+        """Return what messages call a row."""
+        return f"{self.path}: row {row + 1} below the header"
+
+    def read_numbers(self, columns: Sequence[str], decimal: str) -> list[str]:
+        """Write plain numbers into the columns that hold nothing else; return notes on how they were read."""
+        texts = {name: [text for text in {*self.cells[name]} if not _empty(text)] for name in columns}
+        numeric = [name for name in columns if all(map(readings, texts[name]))]
+        try:
+            sheet, mark, grouped = plain_numbers(self.sheet, numeric, decimal=decimal, how=CHOOSE)
+        except FileFormatError as error:
+            raise DataError(str(error)) from error
+        self.cells |= {name: [row[name] for _, row in sheet.rows] for name in numeric}
+        ways = ["decimal commas"] if mark == "," else []
+        ways += [f"marks between thousands in {first_names(sorted(grouped), LISTED)}"] if grouped else []
+        return [f"{self.path.name}: numbers were read with {' and '.join(ways)}"] if ways else []
+
+
+def _read(path: Path, separator: str, target: str) -> _Table:
     try:
-        found = read_sheet(path, (), likely=(target,), form=SheetForm(separator or None))
+        if path.suffix == ".parquet":
+            sheet = _parquet(path)
+        else:
+            sheet = read_sheet(path, Expected(likely=(target,)), SheetForm(separator or None))
     except FileFormatError as error:
         raise DataError(str(error)) from error
-    if not found.rows:
+    if not sheet.rows:
         raise DataError(f"{path}: has no row below its header")
-    cells = {name: [row[name] for _, row in found.rows] for name in found.columns if name}
-    return cells, [f"{path.name}: {note}" for note in found.notes], found.delimiter
+    cells = {name: [row[name] for _, row in sheet.rows] for name in sheet.columns if name}
+    return _Table(sheet, cells, [f"{path.name}: {note}" for note in sheet.notes])
 
 
-def _parquet(path: Path) -> Cells:
+def _parquet(path: Path) -> Sheet:
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
@@ -231,36 +264,32 @@ def _parquet(path: Path) -> Cells:
             f"{path}: reading Parquet needs pyarrow: pip install pyarrow, or save the table as CSV"
         ) from error
     try:
-        found = parquet.read_table(path).to_pydict()
+        columns = parquet.read_table(path).to_pydict()
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
     except Exception as error:  # pyarrow has errors of its own
         raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
-    if found and not any(found.values()):
-        raise DataError(f"{path}: has no row")
-    return {str(name): [_text(value) for value in values] for name, values in found.items()}
+    names = tuple(map(str, columns))
+    rows = zip(*([cell_text(value) for value in values] for values in columns.values()), strict=True)
+    lines = tuple((line, dict(zip(names, row, strict=True))) for line, row in enumerate(rows, start=2))
+    return Sheet(path, names, 1, lines, {line: line for line, _ in lines})
 
 
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    return repr(value) if isinstance(value, float) else str(value).strip()
-
-
-def _check_columns(path: Path, cells: Cells, wanted: Sequence[str]) -> None:
+def _check_columns(file: _Table, wanted: Sequence[str]) -> None:
     """Raise `DataError` if a column is missing; name one that is spelled alike."""
     for name in wanted:
-        if name not in cells:
-            near = nearest(name, cells)
+        if name not in file.cells:
+            near = nearest(name, file.cells)
             hint = f" (did you mean {near!r}?)" if near else ""
-            found = first_names(list(cells), LISTED)
-            raise DataError(f"{path}: column {name!r} is missing{hint}; found {found or 'none'}")
+            columns = first_names(list(file.cells), LISTED) or "none"
+            raise DataError(f"{file.path}: column {name!r} is missing{hint}; found {columns}")
 
 
-def _check_filled(path: Path, name: str, values: Sequence[str]) -> None:
-    for row, value in enumerate(values, 1):
-        if _empty(value):
-            raise DataError(f"{path}: row {row} below the header has no {name!r}; an empty one is refused")
+def _check_filled(file: _Table, columns: Sequence[str]) -> None:
+    for name in columns:
+        for row, value in enumerate(file.cells[name]):
+            if _empty(value):
+                raise DataError(f"{file.at(row)} has no {name!r}; an empty one is refused")
 
 
 def _empty(value: str) -> bool:
@@ -270,78 +299,10 @@ def _empty(value: str) -> bool:
 # ------------------------------------------------------------------------------------------------- numbers
 
 
-def _with_plain_numbers(
-    path: Path, cells: Cells, columns: Sequence[str], decimal: str, *, plain: bool
-) -> tuple[Cells, list[str]]:
-    """Return the cells with numbers written in one way, and notes; the decimal mark is found out or given.
-
-    Args:
-        path: of the file.
-        cells: by column.
-        columns: those that may hold numbers.
-        decimal: the decimal mark; an empty text if it is to be found out from the numbers.
-        plain: whether 1.234 is a number with a decimal point, as programs write it.
-    """
-    decimal = "." if path.suffix == ".parquet" else decimal  # numbers there have no other
-    if plain and decimal != ",":  # the usual case: every number is written as programs do
-        odd = {text for name in columns for text in cells[name] if not _PLAIN.fullmatch(text)}
-        if not any(readings(text) for text in odd if not _empty(text)):
-            return cells, []
-    ways = {text: readings(text) for name in columns for text in {*cells[name]} if not _empty(text)}
-    numeric = [name for name in columns if all(ways.get(text, {"": ""}) for text in {*cells[name]})]
-    mark = decimal or _mark(path, cells, numeric, ways, plain=plain)
-    grouped: set[str] = set()
-    for name in numeric:
-        for row, text in enumerate(cells[name], 1):
-            found = ways.get(text)
-            if found is None:
-                continue
-            where = f"{path}: row {row} below the header: {name!r} is {text!r:.60}"
-            if mark not in found:
-                raise DataError(f"{where}, which is no number with a decimal {MARKS[mark]}")
-            if len(found[mark]) < len(text):
-                if not decimal and len({*found.values()}) > 1:
-                    raise DataError(f"{where}, which can be read {_twice(found)}: {CHOOSE}")
-                grouped.add(name)
-    told = [*(["decimal commas"] if mark == "," else [])]
-    told += [f"marks between thousands in {first_names(sorted(grouped), LISTED)}"] if grouped else []
-    made = {name: [ways[text][mark] if text in ways else text for text in cells[name]] for name in numeric}
-    return {**cells, **made}, [f"{path.name}: numbers were read with {' and '.join(told)}"] if told else []
-
-
-def _mark(
-    path: Path, cells: Cells, numeric: Sequence[str], ways: Mapping[str, Mapping[str, str]], *, plain: bool
-) -> str:
-    """Return the decimal mark that all numbers allow; a point if there is no mark at all."""
-    sure: dict[str, str] = {}
-    doubtful = ""
-    for name in numeric:
-        for row, text in enumerate(cells[name], 1):
-            found = ways.get(text, {})
-            at = f"row {row} below the header: {name!r} is {text!r:.60}"
-            if len(found) == 1:
-                sure.setdefault(next(iter(found)), at)
-            elif len({*found.values()}) > 1 and not (plain and "," not in text):
-                doubtful = doubtful or f"{at}, which can be read {_twice(found)}"
-    if len(sure) > 1:
-        raise DataError(
-            f"{path}: {sure[',']}, with a decimal comma, but {sure['.']}, with a decimal point: write all "
-            "numbers in one way"
-        )
-    if doubtful and not sure:
-        raise DataError(f"{path}: {doubtful}, and no other number shows which: {CHOOSE}")
-    return next(iter(sure), ".")
-
-
 _PLAIN = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
-def _twice(found: Mapping[str, str]) -> str:
-    return f"as {found['.']} and as {found[',']}"
-
-
 def _number(text: str) -> float:
-    """Return a number that is written with a decimal point; NaN if the text is none."""
     return float(text) if _PLAIN.fullmatch(text) else math.nan
 
 
@@ -349,115 +310,113 @@ def _number(text: str) -> float:
 class _Rows:
     """Where the rows are: those of a file, then those of a second one."""
 
-    path: Path
-    count: int
-    other: Path | None = None
+    files: Sequence[_Table]
+
+    @property
+    def path(self) -> Path:
+        """The first file."""
+        return self.files[0].path
 
     def at(self, row: int) -> str:
         """Return what messages call a row."""
-        if self.other is None or row < self.count:
-            return f"{self.path}: row {row + 1} below the header"
-        return f"{self.other}: row {row - self.count + 1} below the header"
+        first = len(self.files[0].sheet.rows)
+        return self.files[0].at(row) if row < first else self.files[1].at(row - first)
 
 
-def _features(
-    rows: _Rows,
-    cells: Cells,
-    named: Sequence[str],
-    train: npt.NDArray[np.bool_],
-    tested: npt.NDArray[np.bool_],
-    categories: str | Sequence[str],
-    missing: Missing,
-) -> tuple[npt.NDArray[np.float64], list[str]]:
-    """Return the features as columns of numbers, and notes; rows that are left out may hold anything."""
-    columns, notes = [], []
-    for name in named:
-        values = cells[name]
-        empty = np.array([_empty(value) for value in values])
-        if empty.any() and missing == "refuse":
+class _Feature:
+    """A column of features; rows that are neither for training nor for the test may hold anything."""
+
+    def __init__(self, rows: _Rows, name: str, values: list[str], train: Mask, tested: Mask) -> None:
+        self.rows, self.name, self.values = rows, name, values
+        self.train, self.tested = train, tested
+        self.empty = np.array([_empty(value) for value in values])
+        self.numbers = np.array([math.nan if _empty(value) else _number(value) for value in values])
+        self.notes: list[str] = []
+
+    def columns(self, missing: Missing, *, one_hot: bool, listed: bool) -> list[npt.NDArray[np.float64]]:
+        """Return the feature as columns of numbers: one, or one per category."""
+        if self.empty.any() and missing == "refuse":
             raise DataError(
-                f"{rows.at(int(np.flatnonzero(empty)[0]))} has no {name!r}: choose data.options.missing = "
+                f"{self._first(self.empty)} has no {self.name!r}: choose data.options.missing = "
                 "'drop' or 'mean', or leave the column out of data.options.features"
             )
-        numbers = np.array([math.nan if gone else _number(value)
-                            for value, gone in zip(values, empty, strict=True)])  # fmt: skip
-        listed = name in categories if not isinstance(categories, str) else False
-        huge = (train | tested) & np.isfinite(numbers) & (np.abs(numbers) > LARGEST)
-        if huge.any() and not listed:
-            first = int(np.flatnonzero(huge)[0])
+        if listed:
+            return self._categories()
+        finite = np.isfinite(self.numbers)
+        huge = (self.train | self.tested) & finite & (np.abs(self.numbers) > LARGEST)
+        if huge.any():
+            value = self.values[int(np.flatnonzero(huge)[0])]
             raise DataError(
-                f"{rows.at(first)}: {name!r} is {values[first]!r:.60}: expected at most {LARGEST:.1e}, the "
+                f"{self._first(huge)}: {self.name!r} is {value!r:.60}: expected at most {LARGEST:.1e}, the "
                 "largest number that a model takes"
             )
-        if listed or (~empty & ~np.isfinite(numbers)).any():
-            if not listed:
-                _check_text(rows, name, values, empty, numbers, categories)
-            values = ["" if gone else value for value, gone in zip(values, empty, strict=True)]
-            seen = sorted({values[i] for i in np.flatnonzero(train)})
-            if len(seen) > CATEGORIES:
-                raise DataError(
-                    f"{rows.path}: column {name!r} has {len(seen)} different values, expected at most "
-                    f"{CATEGORIES} categories: leave it out of data.options.features"
-                )
-            if alike := two_spellings(seen):
-                one, other = spelled(*alike)
-                raise DataError(
-                    f"{rows.path}: column {name!r} holds {one} and {other}, which differ only in case, "
-                    "blanks or letters that look the same: write a category in one way"
-                )
-            columns += [np.array([float(value == one) for value in values]) for one in seen]
-            if new := sorted({values[i] for i in np.flatnonzero(tested)} - {*seen}):
-                told = first_names([repr(one) for one in new], LISTED)
-                notes.append(f"{name}: only test rows hold {told}, which is none of the categories")
-        elif empty.any() and missing == "mean":
-            there = train & ~empty
-            if not there.any():
-                raise DataError(f"{rows.path}: column {name!r} has no value in any training row")
-            columns.append(np.where(empty, numbers[there].mean(), numbers))
-        else:
-            columns.append(np.where(empty, 0.0, numbers))  # rows that are left out
-    return np.stack(columns, axis=1), notes
+        if (~self.empty & ~finite).any():
+            self._check_text(one_hot=one_hot)
+            return self._categories()
+        if not (self.empty.any() and missing == "mean"):
+            return [np.where(self.empty, 0.0, self.numbers)]  # rows that are left out
+        trained = self.train & ~self.empty
+        if not trained.any():
+            raise DataError(f"{self.rows.path}: column {self.name!r} has no value in any training row")
+        return [np.where(self.empty, self.numbers[trained].mean(), self.numbers)]
 
+    def _first(self, mask: Mask) -> str:
+        return self.rows.at(int(np.flatnonzero(mask)[0]))
 
-def _check_text(
-    rows: _Rows,
-    name: str,
-    values: Sequence[str],
-    empty: npt.NDArray[np.bool_],
-    numbers: npt.NDArray[np.float64],
-    categories: str | Sequence[str],
-) -> None:
-    """Raise `DataError` unless text in a feature is a category, as the options say, and no broken number."""
-    text = [place for place in np.flatnonzero(~empty).tolist() if not readings(values[place])]
-    if not text:
-        row = int(np.flatnonzero(~empty & ~np.isfinite(numbers))[0])
-        raise DataError(f"{rows.at(row)}: {name!r} is {values[row]!r:.60}, which is too large a number")
-    row = text[0]
-    for place in text:
-        if values[place].endswith("%") or values[place][:1] in ("=", "#"):
+    def _categories(self) -> list[npt.NDArray[np.float64]]:
+        """Return a column of 0 and 1 per category in the training rows."""
+        values = ["" if gone else value for value, gone in zip(self.values, self.empty, strict=True)]
+        seen = sorted({values[i] for i in np.flatnonzero(self.train)})
+        column = f"{self.rows.path}: column {self.name!r}"
+        if len(seen) > CATEGORIES:
             raise DataError(
-                f"{rows.at(place)}: {name!r} is {values[place]!r:.60}, a percentage, formula or error of a "
-                "spreadsheet program: write the number"
+                f"{column} has {len(seen)} different values, expected at most {CATEGORIES} categories: leave "
+                "it out of data.options.features"
             )
-    if categories != "one-hot":
-        raise DataError(
-            f"{rows.at(row)}: {name!r} is {values[row]!r:.60}, which is no number: choose "
-            f"data.options.categories = 'one-hot' or [{name!r}], or leave the column out of "
-            "data.options.features"
-        )
-    there = sorted({*np.flatnonzero(~empty).tolist()} - {*text})
-    if there:
-        raise DataError(
-            f"{rows.at(row)}: {name!r} is {values[row]!r:.60}, but {values[there[0]]!r:.60}, a number, "
-            f"in row {there[0] + 1}: correct the text; or, if all of it are categories, list the "
-            f"columns of categories, as in data.options.categories = [{name!r}]"
-        )
+        if alike := two_spellings(seen):
+            both = " and ".join(spelled(*alike))
+            raise DataError(
+                f"{column} holds {both}, which differ only in case, blanks or letters that look the same: "
+                "write a category in one way"
+            )
+        if new := sorted({values[i] for i in np.flatnonzero(self.tested)} - {*seen}):
+            names = first_names([repr(value) for value in new], LISTED)
+            self.notes.append(f"{self.name}: only test rows hold {names}, which is none of the categories")
+        return [np.array([float(value == category) for value in values]) for category in seen]
+
+    def _check_text(self, *, one_hot: bool) -> None:
+        """Raise `DataError` unless text is a category, as the options say, and no broken number."""
+        name, values = self.name, self.values
+        text = [place for place in np.flatnonzero(~self.empty).tolist() if not readings(values[place])]
+        if not text:
+            row = int(np.flatnonzero(~self.empty & ~np.isfinite(self.numbers))[0])
+            raise DataError(
+                f"{self.rows.at(row)}: {name!r} is {values[row]!r:.60}, which is too large a number"
+            )
+        for place in text:
+            if values[place].endswith("%") or values[place][:1] in ("=", "#"):
+                raise DataError(
+                    f"{self.rows.at(place)}: {name!r} is {values[place]!r:.60}, a percentage, formula or "
+                    "error of a spreadsheet program: write the number"
+                )
+        where = f"{self.rows.at(text[0])}: {name!r} is {values[text[0]]!r:.60}"
+        if not one_hot:
+            raise DataError(
+                f"{where}, which is no number: choose data.options.categories = 'one-hot' or [{name!r}], or "
+                "leave the column out of data.options.features"
+            )
+        if numbers := sorted({*np.flatnonzero(~self.empty).tolist()} - {*text}):
+            first = numbers[0]
+            raise DataError(
+                f"{where}, but {values[first]!r:.60}, a number, in row {first + 1}: correct the text; "
+                "or, if all of it are categories, list the columns of categories, as in "
+                f"data.options.categories = [{name!r}]"
+            )
 
 
 def _target(
     rows: _Rows, name: str, values: Sequence[str], kind: Kind
 ) -> tuple[npt.NDArray[Any], tuple[str, ...]]:
-    """Return y, and the names of its classes."""
     if kind == "numbers":
         numbers = np.array([_number(value) for value in values])
         if not np.isfinite(numbers).all():
@@ -477,29 +436,25 @@ def _target(
         (pair for pair in pairwise(names) if whole and size[pair[0]] == size[pair[1]]), None
     )
     if alike:
-        one, other = spelled(*alike)
+        both = " and ".join(spelled(*alike))
         raise DataError(
-            f"{rows.path}: the target {name!r} holds {one} and {other}, which would be two classes: write a "
-            "class in one way"
+            f"{rows.path}: the target {name!r} holds {both}, which would be two classes: write a class in "
+            "one way"
         )
     place = {value: k for k, value in enumerate(names)}
     return np.array([place[value] for value in values], dtype=np.int64), tuple(names)
 
 
-def _held(
-    path: Path, cells: Cells, split: str, alike: Sequence[str], fraction: float, seed: int
-) -> npt.NDArray[np.bool_]:
-    """Return which rows are for the test: those that say so, or a share of the rows of each kind."""
-    count = len(next(iter(cells.values())))
+def _held(files: Sequence[_Table], split: str, alike: Sequence[str], fraction: float, seed: int) -> Mask:
+    """Return which rows are for the test: those of a second file, those that say so, or a share."""
+    cells, count = files[0].cells, len(files[0].sheet.rows)
+    if len(files) > 1:
+        return np.arange(count + len(files[1].sheet.rows)) >= count
     if split:
-        told = [value.casefold() for value in cells[split]]
-        for row, value in enumerate(told, 1):
-            if value not in ("train", "test"):
-                raise DataError(
-                    f"{path}: row {row} below the header: {split!r} must be train or test, "
-                    f"got {cells[split][row - 1]!r:.40}"
-                )
-        return np.array([value == "test" for value in told])
+        for row, value in enumerate(cells[split]):
+            if value.casefold() not in ("train", "test"):
+                raise DataError(f"{files[0].at(row)}: {split!r} must be train or test, got {value!r:.40}")
+        return np.array([value.casefold() == "test" for value in cells[split]])
     rng = np.random.default_rng(seed)
     order = rng.permutation(count)
     if alike:  # rows of one kind follow each other, so each kind gives its share

@@ -1,7 +1,6 @@
 """fedmerit inside Flower: `secure` for a ClientApp, `Contributions` around an averaging strategy.
 
-The client's half and the server's half are loaded separately, because a SuperNode starts a process for every
-message.
+Names are loaded when they are used, because a SuperNode starts a process for every message.
 """
 
 from __future__ import annotations
@@ -10,32 +9,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedmerit.errors import MissingExtra
-from fedmerit.protocol.terms import cautious, everybody
 
 if TYPE_CHECKING:
     from fedmerit.flower.client import Place, member_of, place_of, secure
     from fedmerit.flower.folders import last_model, rehearsal
-    from fedmerit.flower.network import torch_scoring
+    from fedmerit.flower.measures import torch_scoring
     from fedmerit.flower.server import Contributions
+    from fedmerit.protocol.terms import cautious, everybody
 
 __all__ = [
-    "Contributions",
-    "Place",
-    "cautious",
-    "everybody",
-    "last_model",
-    "member_of",
-    "place_of",
-    "rehearsal",
-    "secure",
-    "torch_scoring",
-]
+    "Contributions", "Place", "cautious", "everybody", "last_model", "member_of", "place_of", "rehearsal",
+    "secure", "torch_scoring",
+]  # fmt: skip
 
 _LATER = {
-    "client": ("Place", "member_of", "place_of", "secure"),
-    "folders": ("last_model", "rehearsal"),
-    "network": ("torch_scoring",),
-    "server": ("Contributions",),
+    "fedmerit.flower.client": ("Place", "member_of", "place_of", "secure"),
+    "fedmerit.flower.folders": ("last_model", "rehearsal"),
+    "fedmerit.flower.measures": ("torch_scoring",),
+    "fedmerit.flower.server": ("Contributions",),
+    "fedmerit.protocol.terms": ("cautious", "everybody"),
 }
 
 
@@ -43,7 +35,7 @@ def __getattr__(name: str) -> Any:
     for module, names in _LATER.items():
         if name in names:
             try:
-                return getattr(import_module(f"{__name__}.{module}"), name)
+                return getattr(import_module(module), name)
             except ModuleNotFoundError as error:
                 if (error.name or "").partition(".")[0] != "flwr":
                     raise

@@ -1,61 +1,84 @@
-"""Folders of Flower runs: free for a new run, the last model in one, and the keys of a simulation."""
+"""Run folders between machines: what a start may find, the last model, and answers that come later as files.
+
+The server leaves signed messages in ``RUN/archive/messages``. A member's owner answers them on the member's
+own machine (`state`), with its key, its stored updates and its own gradient. The result is a file that
+anybody may hand on. Whoever has the server's key adds it to the ledger (`add`). When the window is over, t
+members sign the end in the same way, and the server closes the settlement with their files (`close`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from flwr.app import ArrayRecord
-
-from fedmerit.errors import (
-    ConfigError,
-    FedmeritError,
-    StoreError,
-)
-from fedmerit.flower.codec import (
-    Shape,
-)
-from fedmerit.identity import (
-    Member,
-    Roster,
-    new_key,
-    read_roster,
-    write_roster,
-)
-from fedmerit.ledger.chain import Ledger
-from fedmerit.ledger.records import config_of
-from fedmerit.protocol.pool import KEY_BYTES
+from fedmerit import errors
+from fedmerit.config import of_folder
+from fedmerit.errors import SettlementError, StoreError
+from fedmerit.identity import Member, Roster, new_key, read_roster, write_roster
+from fedmerit.ledger.chain import LEDGER, Ledger
+from fedmerit.ledger.kinds import recorded_roster
+from fedmerit.ledger.run import Run, opening_of
+from fedmerit.protocol.clearing import Clearing
+from fedmerit.protocol.coordinator import Coordinator
+from fedmerit.protocol.member import Participant
+from fedmerit.protocol.messages import Exchange, Parcel
+from fedmerit.protocol.naming import HEAD, MESSAGES
+from fedmerit.protocol.settlement import Settled, name_hash
 from fedmerit.protocol.terms import FLOWER, SIMULATED
-from fedmerit.scoring.files import LEDGER
-from fedmerit.storage.run_folder import checkpoint_in, held, read_checkpoint
+from fedmerit.storage.checks import renew
+from fedmerit.storage.member_state import MemberFiles
+from fedmerit.storage.recorder import resumed
+from fedmerit.storage.run_folder import (
+    ARCHIVE,
+    Folder,
+    FolderArchive,
+    checkpoint_in,
+    held,
+    read_checkpoint,
+    write,
+)
+from fedmerit.verify import verified
 
-_FILES = ("config.toml", "notes.txt", "scores.csv", "scores.json")
-_LEDGER = (f"{LEDGER}-wal", f"{LEDGER}-shm", LEDGER)
-"""The ledger's files; the ledger goes last, because it shows that the rest may be removed."""
-_KEYS = ("pool.key", "server.pem")
-NEW_KEY = "make a key (fedmerit keys new --server server.pem)"
-_KINDS = {"run", "pool", "join"}
-"""The kinds of records of a start that reached no round."""
+if TYPE_CHECKING:
+    from flwr.app import ArrayRecord
+
+log = logging.getLogger("fedmerit")
+
+# ------------------------------------------------------------------------------------- a start in a folder
+
+REMAINS = (
+    *("config.toml", "notes.txt", "scores.csv", "scores.json", "keys/pool.key", "keys/server.pem", "keys"),
+    *("checkpoints", f"{LEDGER}-wal", f"{LEDGER}-shm", LEDGER),
+)
+"""What a start may leave; the ledger goes last, because it shows that the rest may be removed."""
+SETTLE = "what was trained in it can still be settled: strategy.settle(grid=grid, initial_arrays=arrays)"
 
 
 def make_free(path: Path) -> None:
-    """Remove what is left of a start that too few members joined; refuse a folder that holds anything else.
+    """Remove the remains of a start that too few members joined; refuse a folder that holds anything else.
 
     Before the first schedule, no member was asked for anything, so nothing is lost. A folder whose ledger
     holds a schedule is never touched.
     """
     if not path.exists() or {item.name for item in path.iterdir()} <= {".lock"}:
         return
-    named = (*_FILES, *(f"keys/{key}" for key in _KEYS), "keys", "checkpoints", *_LEDGER)
-    left = [path / name for name in named]
-    strange = not {*path.iterdir(), *path.glob("*/*")} <= {*left, path / ".lock"}
-    if strange or not (path / LEDGER).exists():
+    remains = [path / name for name in REMAINS]
+    foreign = {*path.iterdir(), *path.glob("*/*")} - {*remains, path / ".lock"}
+    if foreign or not (path / LEDGER).exists():
         raise _used(path)
     try:
         with held(path):
             if not _came_to_nothing(path / LEDGER):
                 raise _used(path)
-            for item in left:
+            for item in remains:
                 if item.is_dir():
                     item.rmdir()
                 else:
@@ -65,49 +88,56 @@ def make_free(path: Path) -> None:
 
 
 def _came_to_nothing(path: Path) -> bool:
-    with Ledger(path, read_only=True) as ledger:
-        records = list(ledger.records())
-    engines = {record.body.get("engine") for record in records if record.kind == "run"}
-    return {record.kind for record in records} <= _KINDS and engines in ({FLOWER}, {SIMULATED})
+    """Return whether a ledger is that of a start between machines before its first schedule."""
+    try:
+        with Ledger(path, read_only=True) as ledger:
+            kinds = {record.kind for record in ledger.records()}
+            early = "run" in kinds and kinds <= {"run", "pool", "join"}
+            return early and opening_of(ledger)[0].engine in (FLOWER, SIMULATED)
+    except errors.FedmeritError:
+        return False
 
 
 def _used(path: Path) -> StoreError:
     return StoreError(
         f"{path}: not empty, and a Flower run cannot be resumed: give a new folder. To go on from the last "
         f"model in this one, start with fedmerit.flower.last_model({str(path)!r}, initial_arrays)"
-        + (f"; {SETTLE}" if is_open(path) else "")
+        + (f"; {SETTLE}" if _is_open(path) else "")
     )
 
 
-SETTLE = "what was trained in it can still be settled: strategy.settle(grid=grid, initial_arrays=arrays)"
-
-
-def is_open(path: Path) -> bool:
+def _is_open(path: Path) -> bool:
     """Return whether a folder holds a run with rounds that members are to settle, and that has no end."""
     try:
         with Ledger(path / LEDGER, read_only=True) as ledger:
             kinds = {record.kind for record in ledger.records()}
-            return "schedule" in kinds and "end" not in kinds and config_of(ledger).settles
-    except FedmeritError:
+            return "schedule" in kinds and "end" not in kinds and opening_of(ledger)[1].settles
+    except errors.FedmeritError:
         return False
+
+
+def sound(path: Path) -> Run:
+    """Return the run in a folder; raise LedgerError if it does not verify, or its score files differ."""
+    run, differs = verified(path, [])
+    if differs is not None:
+        raise differs
+    return run
 
 
 def last_model(folder: str | Path, like: ArrayRecord) -> ArrayRecord:
     """Return the model after the last round in a run folder, from which to start a new run in a new folder.
 
     It comes from the checkpoint of the last round in the ledger. If the strategy has a server optimiser, this
-    is the average before the optimiser acted; the optimiser's own state is not kept.
-
-    Args:
-        folder: the folder of the run whose server died.
-        like: a model with the same names, shapes and types, such as a fresh one; arrays of integers are
-            taken from it.
+    is the average before the optimiser acted; the optimiser's own state is not kept. ``like`` is a model with
+    the same names, shapes and types, such as a fresh one; arrays of integers are taken from it.
 
     Raises:
         LedgerError: the folder holds no readable ledger.
         StoreError: no round is over in that folder, its checkpoint is gone or damaged, or it belongs to
             another model than ``like``.
     """
+    from fedmerit.flower.codec import Shape
+
     path, shape = Path(folder), Shape.of(like)
     with Ledger(path / LEDGER, read_only=True) as ledger:
         rounds = list(ledger.records("round"))
@@ -115,8 +145,7 @@ def last_model(folder: str | Path, like: ArrayRecord) -> ArrayRecord:
         raise StoreError(f"{path}: no round is over; start from the first model, in a new folder")
     number, digest = int(rounds[-1].body["round"]), str(rounds[-1].body["checkpoint"])
     model = read_checkpoint(checkpoint_in(path, "model", number), number, digest)["model"]
-    expected = shape.vector.size
-    if model.shape != (expected,):
+    if model.size != (expected := shape.vector.size):
         raise StoreError(
             f"{path}: the model of round {number} has {model.size} numbers, but the given one has {expected}"
         )
@@ -137,13 +166,12 @@ def rehearsal(folder: str | Path, names: Sequence[str]) -> Path:
         ConfigError: the folder has a roster of other members, or no folder was given.
     """
     if not str(folder):
-        raise ConfigError("rehearsal: expected a folder for everybody's keys, got an empty text")
+        raise errors.ConfigError("rehearsal: expected a folder for everybody's keys, got an empty text")
     path = Path(folder) / "roster.toml"
     if path.exists():
         if (there := read_roster(path).names) != tuple(names):
-            raise ConfigError(
-                f"{path} lists {', '.join(there)}, expected {', '.join(names)}: take a new folder"
-            )
+            expected = f"expected {', '.join(names)}: take a new folder"
+            raise errors.ConfigError(f"{path} lists {', '.join(there)}, {expected}")
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     members = [Member(name, new_key(path.with_name(f"{name}.pem"))) for name in names]
@@ -151,15 +179,188 @@ def rehearsal(folder: str | Path, names: Sequence[str]) -> Path:
     return path
 
 
-def pool_key(path: Path) -> bytes:
-    """Return the secret of a run's test pool."""
-    file = path / "keys" / "pool.key"
+class Notes(list[str]):
+    """A server's notes in a run. Each note is also written to a file at once, as one line with its time."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def append(self, note: str) -> None:
+        """Add a note. If the file cannot be written, log an error and continue."""
+        super().append(note)
+        when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(f"{when} {' '.join(note.split())}\n")
+        except OSError as error:
+            log.error("%s: could not be written: %s", self.path, error)
+
+
+# -------------------------------------------------------------- answers by hand: on a member's machine
+
+FORMAT = "fedmerit answers 1"
+ORDER = ("open", "agree", "agreed", "state", "table", "pairs", "settle")
+HANDED = ("state", "table", "pairs", "settle")
+"""Which answers are handed in; the others only prepare these."""
+
+
+def state(
+    key: Path,
+    roster: Path,
+    messages: Path,
+    gradient: Callable[..., Any] | None,
+    target: Path,
+    without: Sequence[str] = (),
+) -> tuple[str, list[str]]:
+    """Answer the messages of a settlement, and write what this member signs; return its name and the kinds.
+
+    Args:
+        key: the member's private key, with its state beside it.
+        roster: the member's roster.
+        messages: the folder ``archive/messages`` of the run, or a copy.
+        gradient: as in `secure`; a member that has stated needs it only where parts of blocks do not add up.
+        target: where the answers are written.
+        without: members without whose statements or masks this member's owner agrees to close the
+            settlement when its window is over; they share the remainder.
+
+    Raises:
+        RefusedError: the member does not state; the log says why.
+    """
+    from fedmerit.flower.client import Place, named, path_gradient
+
+    name, identity, members = named(Place(key, roster))
+    member = Participant(
+        *(name, identity, members, partial(MemberFiles, key, identity), _no_evaluator),
+        gradients=partial(path_gradient, gradient or _no_gradient),
+    )
+    member.without = tuple(without)
+    answers: list[tuple[str, int, str]] = []
+    for kind, number, parcel in _parcels(messages, name):
+        try:
+            answer = member.answer(parcel, "")
+        except errors.RefusedError:
+            if _exchange(kind) not in HANDED[1:]:
+                raise
+            continue  # its log says why; the statement is handed in all the same
+        if _exchange(kind) in HANDED:
+            answers.append((kind, number, base64.b64encode(answer).decode()))
+    content = {"format": FORMAT, "member": name, "answers": answers}
+    write(target, (json.dumps(content, indent=1) + "\n").encode())
+    return name, [kind for kind, _, _ in answers]
+
+
+def _exchange(kind: str) -> str:
+    """Return the exchange of a message that may be about one block, such as ``table.3``."""
+    exchange, dot, block = kind.partition(".")
+    return exchange if block.isdecimal() == bool(dot) else kind
+
+
+def _no_gradient(*_: Any) -> Any:
+    raise SettlementError("this member has not stated yet, which needs the gradient", code="no-gradient")
+
+
+def _no_evaluator(shape: Any, utilities: Any) -> Any:
+    raise AssertionError("a settlement evaluates nothing but the gradient")
+
+
+def _parcels(folder: Path, name: str) -> Iterator[tuple[str, int, Parcel]]:
+    """Yield the messages of a settlement to a member, in the order in which they are answered."""
+    archive, empty = FolderArchive(folder), True
+    for exchange in ORDER:
+        for path in sorted(folder.glob(f"{exchange}*.arrays")):
+            own, _, number = path.stem.rpartition("-")
+            kind, _, whose = own.partition("-")
+            if number.isdecimal() and _exchange(kind) == exchange and whose in ("", name_hash(name)):
+                arrays = archive.load(own, int(number))
+                if HEAD not in arrays:
+                    raise StoreError(f"{path}: expected a message of a settlement, got one without a head")
+                empty = False
+                yield kind, int(number), Parcel(arrays.pop(HEAD).tobytes(), arrays)
+    if empty:
+        raise StoreError(f"{folder}: expected the messages of a settlement, RUN/{ARCHIVE}/{MESSAGES}")
+
+
+# ---------------------------------------------------------------- answers by hand: on the server's side
+
+
+def add(path: Path, file: Path, key: Path | None = None) -> Settled:
+    """Add a member's answers to the ledger of a run; return what the settlement comes to with them.
+
+    Args:
+        path: the run folder.
+        file: the answers; their signatures count, whoever hands them in.
+        key: the server's private key; by default the one in the run folder.
+
+    Raises:
+        MessageError: the member did not sign it, or has stated something else before.
+        SettlementError: the run was not settled, or its settlement is closed.
+    """
+    member, answers = _answers_in(file)
+    with _opened(path, key) as clearing:
+        if member not in clearing.coordinator.config.clients:
+            raise errors.FileFormatError(f"{file}: {member!r:.60} is not a member of the run in {path}")
+        settled = clearing.late(member, *answers)
+    renew(path, sound(path))
+    return settled
+
+
+def close(
+    path: Path, key: Path | None = None, signed: Sequence[Path] = (), *, now: float | None = None
+) -> Settled:
+    """Close the settlement of a run once its window is over; return what it came to.
+
+    Args:
+        path: the run folder.
+        key: as for `add`.
+        signed: answers of t members, with their signatures under the end; not needed if nobody is awaited.
+        now: the time, in seconds since 1970.
+
+    Raises:
+        SettlementError: the window is not over, or fewer than t members signed its beginning or its end. The
+            messages for members to sign are in ``archive/messages`` then.
+    """
+    files = [_answers_in(file) for file in signed]
+    ends = {name: end for name, answers in files for kind, _, end in answers if kind == "settle"}
+    with _opened(path, key) as clearing:
+        settled = clearing.close(time.time() if now is None else now, ends)
+    renew(path, sound(path))
+    return settled
+
+
+class _Nobody:
+    """A transport that reaches nobody: the members' machines are elsewhere, and the run is over."""
+
+    def exchange(self, kind: Exchange, asks: Mapping[str, Parcel]) -> Iterable[tuple[str, bytes]]:
+        return ()
+
+    def expected(self, number: int) -> Sequence[str]:
+        return ()
+
+
+@contextmanager
+def _opened(path: Path, key: Path | None) -> Iterator[Clearing]:
+    """Open the settlement of a run that verifies, to sign with the server's key."""
+    run, config = sound(path), of_folder(path)
+    with Folder(path, config, resume=True) as folder:
+        recorder = resumed(run, folder, config, recorded_roster(run.first, config), key)
+        nothing: Any = None  # neither the pool nor the gradient is needed any more
+        coordinator = Coordinator(recorder, nothing, _Nobody(), None)
+        yield Clearing(coordinator, nothing, FolderArchive(path / ARCHIVE))
+
+
+def _answers_in(file: Path) -> tuple[str, list[tuple[str, int, bytes]]]:
     try:
-        key = file.read_bytes()
+        content = json.loads(file.read_text("utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"expected format {FORMAT!r}")
+        answers = []
+        for kind, number, answer in content["answers"]:
+            if _exchange(kind) not in HANDED or type(number) is not int:
+                raise ValueError(f"{kind!r:.40} is not an answer that is handed in")
+            answers.append((str(kind), number, base64.b64decode(answer, validate=True)))
+        return str(content["member"]), answers
     except OSError as error:
-        raise StoreError(
-            f"{file}: the key of the test pool is gone, and nobody can open it: {error}"
-        ) from error
-    if len(key) != KEY_BYTES:
-        raise StoreError(f"{file}: damaged: expected {KEY_BYTES} bytes, got {len(key)}")
-    return key
+        raise errors.FileFormatError(f"{file}: cannot be read: {error.strerror or error}") from error
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise errors.FileFormatError(f"{file}: not a member's answers: {error!s:.120}") from error

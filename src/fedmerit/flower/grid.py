@@ -1,8 +1,7 @@
 """A Grid that turns a strategy's train messages into fedmerit's exchanges, and returns one reply to it: M.
 
-The strategy keeps its own loop and its own sampling. It sees a node once the node has proved, by a signature,
-that it is a member on the roster. A node that refuses or stops answering is left out until it answers an
-invitation again.
+The strategy keeps its own loop and its own sampling. It sees a node once the node has proved by a signature
+that it is a member. A node that refuses or stops answering is left out until it answers an invitation again.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message, MetricRecord, RecordDict
@@ -18,12 +18,13 @@ from flwr.serverapp import Grid
 
 from fedmerit.config import VERSION
 from fedmerit.errors import ProtocolError, RunAborted
-from fedmerit.flower.codec import QUERY, Shape, answer_in, digest, only_arrays, put
+from fedmerit.flower.codec import QUERY, Shape, answer_in, digest, listed, only_arrays, put
+from fedmerit.identity import number
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.messages import PROTOCOL, Exchange, Parcel
 from fedmerit.protocol.outcome import Model
 from fedmerit.protocol.settler import SETTLING
-from fedmerit.protocol.terms import least_scheduled
+from fedmerit.protocol.terms import least_scheduled, scheduled_encoding
 
 log = logging.getLogger("fedmerit")
 POLL = 0.25
@@ -44,107 +45,98 @@ UNAVAILABLE = 5
 """Flower's error code for a node that is gone."""
 
 
+@dataclass(eq=False, repr=False)
 class SecureGrid(Grid):
-    """Carries a coordinator's exchanges over another Grid.
+    """Carries a coordinator's exchanges over another Grid."""
 
-    Args:
-        grid: Flower's grid.
-        shape: the model's shape; members get these types, even if a strategy has changed those of integers.
-        patience: seconds to wait for an answer that needs neither training nor evaluation.
-        join: seconds to wait for members to come back if too few are present for a round.
-        weighted_by: the metric that the strategy averages by.
-        available: the number of members that the strategy waits for before it begins a round.
-        timeout: seconds to wait for members who compute, until a train step brings the strategy's own.
-    """
-
-    def __init__(
-        self,
-        grid: Grid,
-        shape: Shape,
-        patience: float,
-        join: float,
-        weighted_by: str,
-        available: int = 0,
-        timeout: float | None = None,
-    ) -> None:
-        self.grid, self.shape, self.patience, self.join = grid, shape, patience, join
-        self.weighted_by, self.available = weighted_by, available
-        self.coordinator: Coordinator | None = None
-        self.nodes: dict[str, int] = {}  # members who are there
-        self.rounds = 0
-        self._waits = 0  # waits without success since the last round began
-        self.model: Model | None = None  # after the last round
-        self.seconds: dict[str, list[float]] = {}  # by exchange, for measurements
-        self._refused: dict[int, tuple[float, float]] = {}  # node -> next invitation, and the wait after it
-        self._invited: dict[str, int] = {}  # message id -> node
-        self._train: dict[str, Message] = {}  # the strategy's messages in this round, by member
-        self._metrics: dict[str, MetricRecord] = {}
-        self._timeout = timeout
-        self._looked = -math.inf
-        self._noted = 0  # number of notes before this round
-        self._withheld: set[str] = set()  # training metrics already reported as missing
-        self._unshared = False  # whether the log says that no evaluation metric is shared
-        self._declined: set[str] = set()  # who refused in the settlement
-        self._await_until: float | None = None  # when the wait for members who are away ends
+    grid: Grid  # Flower's
+    shape: Shape  # the model's; members get these types, even if a strategy has changed those of integers
+    patience: float  # seconds to wait for an answer that needs neither training nor evaluation
+    join: float  # seconds to wait for members to come back if too few are present for a round
+    weighted_by: str  # the metric that the strategy averages by
+    available: int = 0  # how many members the strategy waits for before it begins a round
+    timeout: float | None = None  # for members who compute, until a train step brings the strategy's own
+    coordinator: Coordinator = field(init=False)  # made with this grid as its transport
+    nodes: dict[str, int] = field(default_factory=dict)  # members who are present
+    rounds: int = 0
+    model: Model | None = None  # after the last round
+    seconds: dict[str, list[float]] = field(default_factory=dict)  # by exchange, for measurements
+    _waits: int = 0  # waits without success since the last round began
+    _refused: dict[int, tuple[float, float]] = field(default_factory=dict)  # node -> next invitation, wait
+    _invited: dict[str, int] = field(default_factory=dict)  # message id -> node
+    _train: dict[str, Message] = field(default_factory=dict)  # the strategy's messages of the round
+    _metrics: dict[str, MetricRecord] = field(default_factory=dict)
+    _looked: float = -math.inf  # when the strategy last got the list of nodes
+    _noted: int = 0  # number of notes before this round
+    _logged: set[str] = field(default_factory=set)  # metrics of which the log says that they are not shared
+    _declined: set[str] = field(default_factory=set)  # who refused in the settlement
+    _await_until: float | None = None  # when the wait for members who are away ends
 
     # ----------------------------------------------------------------------------------------- for a strategy
 
     def set_run(self, run: Any) -> None:
-        """Call the same method of Flower's grid."""
         self.grid.set_run(run)
 
     @property
     def run(self) -> Any:
-        """The run of Flower's grid."""
         return self.grid.run
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Call the same method of Flower's grid."""
         return self.grid.create_message(*args, **kwargs)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes of members who are present; invite new ones, and wait if too few are left."""
         if time.monotonic() <= self._looked + SAME:
             return list(self.nodes.values())
-        self._welcome()
-        began = told = time.monotonic()
-        while self.rounds and len(self.nodes) < self._least() and time.monotonic() < began + self.join:
-            told = self._tell(told, f"{len(self.nodes)} present, {self._least()} needed", self._missing())
-            time.sleep(POLL)
-            self._welcome()
-        self._waits = self._waits + 1 if self.rounds and len(self.nodes) < self._least() else 0
+        config = self.coordinator.config
+        least = max(least_scheduled(config), self.available) if self.rounds else 0
+        enough = self._wait(config.clients, least, time.monotonic() + self.join)
+        self._waits = 0 if enough else self._waits + 1
         if self._waits >= IN_A_ROW:  # a strategy that needs more nodes would ask forever
-            there = f"{len(self.nodes)} members are present, {self._least()} are needed"
-            raise self._given_up(f"{there}; waited {IN_A_ROW} times for {self.join:g} s")
+            counts = f"{len(self.nodes)} members are present, {least} are needed"
+            raise self._given_up(f"{counts}; waited {IN_A_ROW} times for {self.join:g} s")
         self._looked = time.monotonic()
         return list(self.nodes.values())
 
-    def _least(self) -> int:
-        """Return the fewest members a round begins with, by the terms of the run and by the strategy."""
-        assert self.coordinator is not None
-        return max(least_scheduled(self.coordinator.config), self.available)
+    def gather(self, least: int) -> None:
+        """Wait until everybody has joined or ``join`` seconds have passed; raise if too few have joined."""
+        names = self.coordinator.config.clients
+        self._wait(names, len(names), time.monotonic() + self.join)
+        if len(self.nodes) < least:
+            raise ProtocolError(
+                f"{len(self.nodes)} of {len(names)} members joined within {self.join:g} s, {least} are needed"
+                + "".join(f"; {note}" for note in self.coordinator.refused[:3]),
+                stage="join",
+            )
 
-    def _missing(self) -> list[str]:
-        assert self.coordinator is not None
-        return [name for name in self.coordinator.config.clients if name not in self.nodes]
+    def _wait(self, names: Sequence[str], least: int, until: float) -> bool:
+        """Invite, and wait until so many of these members are present; return whether they are."""
+        logged = time.monotonic()
+        while True:
+            self._welcome()
+            away = [name for name in names if name not in self.nodes]
+            present = len(names) - len(away)
+            if present >= least or time.monotonic() > until:
+                return present >= least
+            logged = self._log_wait(logged, f"{present} present, {least} needed", away)
+            time.sleep(POLL)
 
-    def _tell(self, told: float, what: str, names: Iterable[str]) -> float:
+    def _log_wait(self, logged: float, state: str, names: Iterable[str]) -> float:
         """Log about once a minute whom the server waits for; return the time of the last such line."""
         now = time.monotonic()
-        if now < told + TOLD:
-            return told
-        log.info("round %d: %s, waiting for %s", self.rounds, what, ", ".join(names))
+        if now < logged + TOLD:
+            return logged
+        log.info("round %d: %s, waiting for %s", self.rounds, state, ", ".join(names))
         return now
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Pass messages on to Flower's grid; refuse train messages, which would bring plain updates."""
         listed = list(messages)
-        if any(_trains(message) for message in listed):
+        if any(map(_trains, listed)):
             raise ProtocolError("train messages go through send_and_receive, as secure stages")
         return self.grid.push_messages(listed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Call the same method of Flower's grid."""
         return self.grid.pull_messages(message_ids)
 
     def send_and_receive(
@@ -154,120 +146,119 @@ class SecureGrid(Grid):
         listed = list(messages)
         for message in listed:
             self._restore(message)
-        if not any(_trains(message) for message in listed):
+        if not any(map(_trains, listed)):
             replies = list(self.grid.send_and_receive(listed, timeout=timeout))
-            self._tell_unshared(replies)
+            self._log_unshared(replies)
             return replies
         names = {node: name for name, node in self.nodes.items()}
         for message in listed:
             if not _trains(message) or message.metadata.dst_node_id not in names:
                 raise ProtocolError("a train step must hold one train message for each of its members")
         self._train = {names[message.metadata.dst_node_id]: message for message in listed}
-        self._metrics, self._timeout = {}, timeout
-        assert self.coordinator is not None
+        self._metrics, self.timeout = {}, timeout
         self._noted = len(self.coordinator.refused)
         first, run_config = listed[0], self.coordinator.run_config(tuple(self._train))
         m0, extra = self.shape.read(only_arrays(first.content)), digest(first, run_config)
-        for message in listed[1:]:
+        for name, message in self._train.items():
             if not _same(message, first) and digest(message, run_config) != extra:
-                name = names[message.metadata.dst_node_id]
-                raise ProtocolError(
-                    "the strategy sends it a message that differs from the others", member=name
-                )
+                told = "the strategy sends it a message that differs from the others"
+                raise ProtocolError(told, member=name)
         self.rounds, self._waits, self._looked = self.rounds + 1, 0, -math.inf
         model = self.coordinator.round(self.rounds, m0, tuple(self._train), extra)
         self.model = m0 if model is None else model
         if model is None:
             self._check_going()
             return []
-        return [self._reply(listed[0], model)]
+        self._check_rounding(model - m0)
+        return [self._reply(first, model)]
+
+    def _check_rounding(self, moved: Model) -> None:
+        """Note, once per run, which arrays training changed by less than the sum was rounded by."""
+        recorder, config = self.coordinator.recorder, self.coordinator.config
+        closed = recorder.rounds[-1]
+        step = scheduled_encoding(config, moved.size, closed.scheduled)[0].step
+        total = number(recorder.recorded("outcome")[-1]["weight"])
+        rounding = step / 2 * math.sqrt(len(closed.included)) / total  # its standard deviation, at most
+        lost = {name: size for name, size in self.shape.typical(moved).items() if 0 < size < 2 * rounding}
+        if lost and "rounding" not in self._logged:
+            self._logged.add("rounding")
+            remedy = f"a smaller secure_aggregation.bound (it is {config.secure_aggregation.bound:g})"
+            if config.weighing == "secret":
+                remedy += f" or training.weight_cap (it is {config.training.weight_cap:g})"
+            self.coordinator.note(
+                f"round {self.rounds}: rounding, {rounding:.1e}, hides what training changed in "
+                f"{listed([*lost])}, {max(lost.values()):.1e}: expected {remedy}"
+            )
 
     def _check_going(self) -> None:
         """Raise `RunAborted` if the last `IN_A_ROW` rounds were aborted and more are to come."""
-        assert self.coordinator is not None
         last = self.coordinator.recorder.rounds[-IN_A_ROW:]
         more = self.rounds < self.coordinator.config.training.rounds
-        if more and len(last) == IN_A_ROW and all(one.aborted for one in last):
+        if more and len(last) == IN_A_ROW and all(round_.aborted for round_ in last):
             raise self._given_up(f"{IN_A_ROW} rounds in a row were aborted")
 
     def check_closed(self) -> None:
         """Raise `RunAborted` if there were rounds but none was closed."""
-        assert self.coordinator is not None
         rounds = self.coordinator.recorder.rounds
-        if rounds and all(one.aborted for one in rounds):
+        if rounds and all(round_.aborted for round_ in rounds):
             raise self._given_up("no round was closed")
 
-    def _given_up(self, what: str) -> RunAborted:
+    def _given_up(self, reason: str) -> RunAborted:
         """Return an error that says which rounds were aborted, why, and who caused the last of them."""
-        assert self.coordinator is not None
-        rounds = self.coordinator.recorder.rounds
-        closed = tuple(one.number for one in rounds if not one.aborted)
-        aborted = tuple(one.number for one in rounds if one.aborted)
-        last_ones = [one for one in rounds[-IN_A_ROW:-1] if one.aborted]
-        before = [f"round {one.number} aborted: {one.aborted}" for one in last_ones]
-        last = self.coordinator.refused[self._noted :]  # also members who were away, declined or were refused
-        away = [f"missing: {', '.join(self._missing())}"] if self._missing() else []
-        planned = self.coordinator.config.training.rounds
-        reached = f"{len(aborted)} of {planned} rounds aborted, {len(closed)} closed"
+        rounds, config = self.coordinator.recorder.rounds, self.coordinator.config
+        closed = tuple(round_.number for round_ in rounds if not round_.aborted)
+        aborted = tuple(round_.number for round_ in rounds if round_.aborted)
+        before = [round_ for round_ in rounds[-IN_A_ROW:-1] if round_.aborted]
+        causes = [f"round {round_.number} aborted: {round_.aborted}" for round_ in before]
+        causes += self.coordinator.refused[self._noted :]  # also who was away, declined or was refused
+        if away := [name for name in config.clients if name not in self.nodes]:
+            causes.append(f"missing: {', '.join(away)}")
+        counts = f"{len(aborted)} of {config.training.rounds} rounds aborted, {len(closed)} closed"
         if closed:
-            reached += ", which stay valid: to go on from the last model, see fedmerit.flower.last_model"
-        told = "; ".join(dict.fromkeys([*before, *last, *away]))
-        return RunAborted(f"{what} ({reached}); {told}", closed=closed, aborted=aborted)
+            counts += ", which stay valid: to go on from the last model, see fedmerit.flower.last_model"
+        text = f"{reason} ({counts}); {'; '.join(dict.fromkeys(causes))}"
+        return RunAborted(text, closed=closed, aborted=aborted)
 
     def _restore(self, message: Message) -> None:
         """Restore the first model's types and integers in a message, because averaging changes them."""
         models = list(message.content.array_records.items()) if message.has_content() else []
         if len(models) == 1 and set(models[0][1]) == set(self.shape.arrays):
             key, record = models[0]
-            given = {name: array.dtype.name for name, array in self.shape.arrays.items()}
-            if any(record[name].dtype != given[name] for name in given):
+            if any(record[name].dtype != array.dtype.name for name, array in self.shape.arrays.items()):
                 message.content[key] = self.shape.record(self.shape.read(record))
 
     def _reply(self, message: Message, model: Model) -> Message:
         """Return what an averaging strategy sees as the only reply: M, with a weight of 1."""
-        metrics = MetricRecord({self.weighted_by: 1})
-        assert self.coordinator is not None
+        means = MetricRecord({self.weighted_by: 1})
         included = self.coordinator.recorder.rounds[-1].included
-        given = [self._metrics[name] for name in included if name in self._metrics]
-        named = dict.fromkeys(key for record in given for key in record if key != self.weighted_by)
-        for key in named:
-            numbers = [record.get(key) for record in given]
-            if all(_is_number(number) for number in numbers):
-                metrics[key] = sum(numbers) / len(numbers)  # type: ignore[arg-type]
-        self._tell_withheld([key for key in named if key not in metrics], any_shared=bool(given))
+        records = [self._metrics[name] for name in included if name in self._metrics]
+        shared = dict.fromkeys(key for record in records for key in record if key != self.weighted_by)
+        for key in shared:
+            numbers = [record.get(key) for record in records]
+            if all(map(_is_number, numbers)):
+                means[key] = sum(numbers) / len(numbers)  # type: ignore[arg-type]
+        if not records:
+            self._log_none("training")
+        if withheld := [key for key in shared if key not in means and key not in self._logged]:
+            rule = "a mean needs a number from every member who shares any metric"
+            log.warning("the strategy does not get the training metrics %s: %s", ", ".join(withheld), rule)
+            self._logged |= {*withheld}
         key = next(iter(message.content.array_records))
-        content = RecordDict({key: self.shape.record(model), "metrics": metrics})
+        content = RecordDict({key: self.shape.record(model), "metrics": means})
         return Message(content, reply_to=message)
 
-    def _tell_withheld(self, names: Sequence[str], *, any_shared: bool) -> None:
-        """Log once which training metrics the strategy does not get, and why."""
-        if new := [name for name in names if name not in self._withheld]:
-            log.warning(
-                "the strategy does not get the training metrics %s: a mean needs a number from every member "
-                "who shares any metric",
-                ", ".join(new),
-            )
-        if not any_shared and "" not in self._withheld:
-            log.info(
-                "the strategy gets no training metrics: they leave a member's machine only if its own "
-                "secure(..., metrics=[...]) lists them"
-            )
-        self._withheld |= {*names} if any_shared else {""}
-
-    def _tell_unshared(self, replies: Sequence[Message]) -> None:
+    def _log_unshared(self, replies: Sequence[Message]) -> None:
         """Log once that members who evaluated share no metric, because the strategy then shows none."""
-        records = [
-            record
-            for reply in replies
-            if reply.metadata.message_type.partition(".")[0] == "evaluate" and reply.has_content()
-            for record in reply.content.metric_records.values()
-        ]
-        if records and not self._unshared and not any({*one} - {self.weighted_by} for one in records):
-            self._unshared = True
-            log.info(
-                "the strategy gets no evaluation metrics: they leave a member's machine only if its own "
-                "secure(..., metrics=[...]) lists them"
-            )
+        answers = [reply for reply in replies if _kind(reply) == "evaluate" and reply.has_content()]
+        records = [record for reply in answers for record in reply.content.metric_records.values()]
+        if records and not any({*record} - {self.weighted_by} for record in records):
+            self._log_none("evaluation")
+
+    def _log_none(self, step: str) -> None:
+        if f"no {step}" not in self._logged:
+            self._logged.add(f"no {step}")
+            rule = "they leave a member's machine only if its own secure(..., metrics=[...]) lists them"
+            log.info("the strategy gets no %s metrics: %s", step, rule)
 
     # -------------------------------------------------------------------------------------- for a coordinator
 
@@ -284,31 +275,20 @@ class SecureGrid(Grid):
         if self._await_until is None:
             self._await_until = time.monotonic() + self.join
         away = [name for name in names if name not in self.nodes and name not in self._declined]
-        told = time.monotonic()
-        while away:
-            self._welcome()
-            if back := [name for name in away if name in self.nodes]:
-                return back
-            if time.monotonic() > self._await_until:
-                break
-            told = self._tell(told, "settlement", away)
-            time.sleep(POLL)
-        return []
+        if away:
+            self._wait(away, 1, self._await_until)
+        return [name for name in away if name in self.nodes]
 
     def exchange(self, kind: Exchange, asks: Mapping[str, Parcel]) -> Iterator[tuple[str, bytes]]:
         """Send, and yield answers that come in time; a member who gives none is away until it rejoins."""
         began = time.monotonic()
         contents = {id(parcel): put(parcel) for parcel in asks.values()}  # mostly one parcel for all members
-        messages = {
-            name: self._message(kind, name, contents[id(parcel)])
-            for name, parcel in asks.items()
-            if name in self.nodes
-        }
-        ids = self.grid.push_messages(messages.values())
-        waiting = dict(zip(ids, messages, strict=True))
-        limit = self._timeout if kind in LONG else self.patience
+        present = {name: contents[id(parcel)] for name, parcel in asks.items() if name in self.nodes}
+        messages = {name: self._message(kind, name, content) for name, content in present.items()}
+        waiting = dict(zip(self.grid.push_messages(messages.values()), messages, strict=True))
+        limit = self.timeout if kind in LONG else self.patience
         deadline = math.inf if limit is None else began + limit
-        told = began
+        logged = began
         while waiting:
             now = time.monotonic()  # before the caller handles an answer, which may take long
             for reply in self.grid.pull_messages(list(waiting)):
@@ -321,7 +301,7 @@ class SecureGrid(Grid):
                 break
             if waiting:
                 passed = time.monotonic() - began
-                told = self._tell(told, f"{kind} for {passed:.0f} s", waiting.values())
+                logged = self._log_wait(logged, f"{kind} for {passed:.0f} s", waiting.values())
                 time.sleep(POLL)
         self.seconds.setdefault(kind, []).append(time.monotonic() - began)
 
@@ -356,7 +336,6 @@ class SecureGrid(Grid):
 
         The reports end a round, so a member who fails to report stays and is asked for keys of the next one.
         """
-        assert self.coordinator is not None
         self.coordinator.note(f"{name}: {reason}")
         if kind in SETTLING:
             self._declined.add(name)
@@ -364,19 +343,15 @@ class SecureGrid(Grid):
             self._put_off(self.nodes.pop(name), 0.0)
 
     def _gone(self, name: str, reason: str) -> None:
-        if self.nodes.pop(name, None) is not None and self.coordinator is not None:
+        if self.nodes.pop(name, None) is not None:
             self.coordinator.note(f"{name} is away: {reason}")
 
     def _welcome(self) -> None:
         """Invite unknown nodes and admit those that have answered, without waiting."""
-        coordinator = self.coordinator
-        assert coordinator is not None
-        listed, now = set(self.grid.get_node_ids()), time.monotonic()
+        connected, now = set(self.grid.get_node_ids()), time.monotonic()
         later = {node for node, (not_before, _) in self._refused.items() if now < not_before}
-        known = {*self.nodes.values(), *later, *self._invited.values()}
-        new = [node for node in sorted(listed) if node not in known]
-        if new:
-            parcel = coordinator.invitation()
+        if new := sorted(connected - later - {*self.nodes.values(), *self._invited.values()}):
+            parcel = self.coordinator.invitation()
             messages = [Message(put(parcel), dst_node_id=node, message_type=QUERY) for node in new]
             self._invited |= dict(zip(self.grid.push_messages(messages), new, strict=True))
         for reply in self.grid.pull_messages(list(self._invited)) if self._invited else ():
@@ -385,26 +360,27 @@ class SecureGrid(Grid):
                 continue
             if reply.has_error():
                 if reply.error.code != UNAVAILABLE:
+                    reason = str(reply.error.reason)
+                    hint = "; is its ClientApp inside fedmerit.flower.secure?" if PLAIN in reason else ""
                     by = f"invited by fedmerit {VERSION}, which speaks protocol {PROTOCOL}"
-                    bare = PLAIN in str(reply.error.reason)
-                    hint = "; is its ClientApp inside fedmerit.flower.secure?" if bare else ""
-                    self._stranger(node, f"{reply.error.reason} ({by}{hint})")
+                    self._stranger(node, f"{reason} ({by}{hint})")
                 continue
             try:
-                name = coordinator.admit(str(node), answer_in(reply.content))
+                name = self.coordinator.admit(str(node), answer_in(reply.content))
             except Exception as error:  # a stranger may send anything
                 self._stranger(node, str(error))
                 continue
-            if self.nodes.get(name) in listed:
-                self._stranger(node, f"{name} has joined already, at node {self.nodes[name]}")
+            if (other := self.nodes.get(name)) in connected:
+                twice = f"it signs with the key of {name}, who has joined already, at node {other}"
+                why = f"{name} was started again, or one of the two machines has another member's key file"
+                self._stranger(node, f"{twice}: {why}")
             else:
                 self.nodes[name] = node
 
     def _stranger(self, node: int, reason: str) -> None:
         """Note that a node does not take part, and invite it again later, in case somebody fixes it."""
         self._put_off(node, AGAIN)
-        if self.coordinator is not None:
-            self.coordinator.note(f"node {node} does not take part: {reason}")
+        self.coordinator.note(f"node {node} does not take part: {reason}")
 
     def _put_off(self, node: int, first: float) -> None:
         """Delay the next invitation, longer each time until the node answers an exchange."""
@@ -416,10 +392,14 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _same(one: Message, other: Message) -> bool:
+def _same(first: Message, second: Message) -> bool:
     """Return whether two messages have one type and share their content, as in Flower's own strategies."""
-    return one.content is other.content and one.metadata.message_type == other.metadata.message_type
+    return first.content is second.content and first.metadata.message_type == second.metadata.message_type
+
+
+def _kind(message: Message) -> str:
+    return message.metadata.message_type.partition(".")[0]
 
 
 def _trains(message: Message) -> bool:
-    return message.metadata.message_type.partition(".")[0] == "train"
+    return _kind(message) == "train"

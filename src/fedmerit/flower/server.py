@@ -8,8 +8,8 @@
     )
     strategy.start(grid=grid, initial_arrays=arrays, num_rounds=10)
 
-If the server of a settled run dies, another one settles what was trained: ``strategy.settle(grid=grid,
-initial_arrays=arrays)``, with the same arguments and the same folder.
+If the server of a settled run dies, the next one settles what was trained: ``strategy.settle(grid=grid,
+initial_arrays=arrays)``, with the same arguments and folder.
 
 Attributes of the wrapped strategy can be read through the wrapper: ``strategy.fraction_train``.
 """
@@ -19,74 +19,50 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-import time
+import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from types import CodeType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from fedmerit.config import Config, Payment, as_toml, from_dict, of_folder
-from fedmerit.errors import (
-    ConfigError,
-    DataError,
-    KeyFileError,
-    ProtocolError,
-    SettlementError,
-    StoreError,
-)
-from fedmerit.flower.checks import (
-    averages,
-    check_slope,
-    check_strategy,
-    engine_of,
-    method_of,
-    own_aggregation,
-    server_key_of,
-    utilities_of,
-)
-from fedmerit.flower.codec import (
-    Gradient,
-    Notes,
-    Shape,
-    Value,
-    definition,
-    evaluator,
-    log_inside_flower,
-    slope_of,
-)
-from fedmerit.flower.folders import NEW_KEY, SETTLE, make_free, pool_key
+from fedmerit.config import SECTIONS, Config, as_toml, check_schedule, from_dict, of_folder, parse, text_in
+from fedmerit.errors import ConfigError, DataError, SettlementError, StoreError
+from fedmerit.flower.codec import Shape, log_inside_flower
+from fedmerit.flower.folders import SETTLE, Notes, make_free, sound
 from fedmerit.flower.grid import SecureGrid
-from fedmerit.identity import (
-    SERVER,
-    Roster,
-    load_key,
-    new_key,
-    public_key,
-    read_roster,
-)
-from fedmerit.ledger.chain import Ledger
-from fedmerit.ledger.recorder import LedgerRecorder
-from fedmerit.ledger.records import first_body, rounds_of
-from fedmerit.limits import check_schedule
+from fedmerit.flower.measures import Gradient, Value, check_slope, definition, evaluator, slope_of
+from fedmerit.identity import PREFIX, Roster, load_key, new_key, public_key, read_roster
+from fedmerit.ledger.chain import LEDGER
+from fedmerit.ledger.run import Run, replay
+from fedmerit.protocol.clearing import finish
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.direction import Slope, along_path
+from fedmerit.protocol.measurement import Evaluations
 from fedmerit.protocol.messages import LEAST_SAMPLES
-from fedmerit.protocol.outcome import Evaluations
 from fedmerit.protocol.pool import KEY_BYTES, Pool, Sampling, apart, order_of, parts_of
-from fedmerit.protocol.terms import FLOWER, least_scheduled, proposed
+from fedmerit.protocol.terms import FLOWER, SIMULATED, least_scheduled, proposed
 from fedmerit.report.page.html import page_of_run
-from fedmerit.scoring.files import LEDGER
-from fedmerit.storage.archive import ARCHIVE, FolderArchive, check_sums
-from fedmerit.storage.run_folder import Folder, OpenedSamples, write
-from fedmerit.verify import verify_folder
+from fedmerit.settings import Payment
+from fedmerit.storage.checks import check_sums
+from fedmerit.storage.recorder import LedgerRecorder, resumed
+from fedmerit.storage.run_folder import (
+    ARCHIVE,
+    Folder,
+    FolderArchive,
+    OpenedSamples,
+    keep_pool_key,
+    stored_pool_key,
+)
 
 log = logging.getLogger("fedmerit")
+NEW_KEY = "make a key (fedmerit keys new --server server.pem)"
 
 
 class Contributions:
@@ -94,150 +70,51 @@ class Contributions:
 
     Args:
         strategy: FedAvg, FedProx or one with a server optimiser (scores are taken before the optimiser acts).
-        roster: everybody's public keys, or the file that holds them.
+        roster: the file of everybody's public keys.
         test: samples and labels on which all members are measured; the server commits to them before round 1.
-        value: measures how good a model is, the same function that the members use. None if the server cannot
-            evaluate: v(M0) and v(M) are then the medians of what the members measured.
-        gradient: returns the mean of the paid utility over some test samples and its gradient, the same
-            function that the members use. A settled run needs it (see `secure`).
-        method: ``settled`` (members state their part in the gain after the last round, and the statements
-            must add up exactly), ``reports`` (they report in every round what they measured), or ``both``, on
-            different parts of the test set. With a gradient it is ``settled`` unless given; without one, it
-            must be given.
+        value: the members' function that measures how good a model is. None if the server cannot evaluate:
+            v(M0) and v(M) are then the medians of what the members measured.
         folder: where ledger, scores, notes and the server's key go; new, empty, or left by a start that too
             few members joined.
-        utilities: names of what ``value`` measures, the paid one first; unless given, those that
-            `torch_scoring` was given, or else "value".
-        whole: which of them are metrics of the whole test set (AUC, F1), so that ``value`` returns one number
-            for each; "auc", "f1" and "c-index" always are. They have no gradient, so ``method`` is "reports".
-        weights: ``secret`` (the members' sample counts, hidden), ``uniform``, or ``roster`` (in its file).
-        weight_cap: for secret weights, the largest sample count anyone may claim; public.
-        bound: largest change of a coordinate in one round.
-        clip: cut what lies beyond the bound; by default such a member leaves the round.
-        threshold: number of members needed to finish a round; None for floor(2/3 of the roster) + 1.
-        check: False saves an exchange per round; updates are then hidden from an honest server only, and
-            members must have agreed to that (``accept`` of `secure`).
-        least: fewest members a round may schedule; None for the threshold.
-        reveal: one test slice for all rounds (``fixed``), on which a member could train from round 2 on, or
-            a fresh one each round (``per-round``), for test sets that are large enough. In a settled run the
-            test set is shown after the last round (``end``).
-        blocks: of a settlement: into how many blocks the test set is dealt, for standard errors.
-        detail: of a settlement: members state a number for every round (``rounds``), or one (``run``).
-        naming: of a settlement: whether a false statement can be traced to its author.
-        window_days: of a settlement: how long members who were away may still hand in their statements.
-        game: how coalition models are built.
-        payment: terms of payment that are not the usual ones, such as ``{"equal": 0.5, "currency": "CHF"}``;
-            keys as in the section ``[payment]`` of a config. Members sign them with all other settings.
-        visibility: whether all members may read all records, or each only its own and the totals.
-        errors: ``joint``: members add 32 numbers to a report, from which the error of a difference between
-            two of them follows; ``plain``: they do not, and differences are judged by an upper bound.
+        gradient: the members' function that returns the mean of the paid utility and its gradient (see
+            `secure`). A settled run needs it.
+        config: settings as sections or as a TOML file: those of ``SETTINGS``. By default
+            ``scoring.method`` is "settled" if there is a gradient, ``scoring.utilities`` are those that
+            `torch_scoring` was given, or else "value", and ``training.weights`` are "secret".
         patience: seconds to wait for an answer that needs neither training nor evaluation; for those two,
             ``timeout`` of `start` applies.
         join: seconds to wait at the start for all members of the roster, later for enough of them, and at a
             settlement for those who are away.
         page: write page.html into the folder at the end, if the packages it needs are installed.
-        server_key: the file of the server's private key, whose public half is on the roster; unless given,
-            ``server.pem`` beside the roster file. A simulation may do without: it makes a key of its own.
+        server_key: the file of the server's private key; by default ``server.pem`` beside the roster file. A
+            simulation whose roster names no server makes a key of its own.
     """
 
     def __init__(
         self,
         strategy: Strategy,
         *,
-        roster: Roster | str | Path,
+        roster: str | Path,
         test: tuple[npt.ArrayLike, npt.ArrayLike] | Pool,
         value: Value | None,
         folder: str | Path,
         gradient: Gradient | None = None,
-        method: Literal["settled", "both", "reports"] | None = None,
-        utilities: Sequence[str] | None = None,
-        whole: Sequence[str] = (),
-        weights: Literal["secret", "uniform", "roster"] = "secret",
-        weight_cap: int = 100_000,
-        bound: float = 4.0,
-        clip: bool = False,
-        threshold: int | None = None,
-        check: bool = True,
-        least: int | None = None,
-        reveal: Literal["fixed", "per-round", "end"] | None = None,
-        blocks: int = 16,
-        detail: Literal["rounds", "run"] = "rounds",
-        naming: bool = True,
-        window_days: float = 14.0,
-        game: Literal["additive", "renormalised"] = "additive",
-        payment: Mapping[str, Any] | None = None,
-        visibility: Literal["all", "coordinator"] = "all",
-        errors: Literal["joint", "plain"] = "joint",
+        config: Mapping[str, Mapping[str, Any]] | str | Path | None = None,
         patience: float = 120.0,
         join: float = 300.0,
         page: bool = True,
-        truth: Sequence[str] = (),
         server_key: str | Path | None = None,
     ) -> None:
+        log_inside_flower()
         check_strategy(strategy)
-        if own := own_aggregation(strategy):
-            log.warning(
-                "%s.aggregate_train sees one reply per round, from the masked sum: M, with a weight of 1 and "
-                "the means of shared metrics; members are scored on M, before aggregate_train changes it",
-                own,
-            )
-        if truth:
-            raise ConfigError(
-                "truth: needs plain updates, which this server never sees; rehearse in one process"
-            )
-        if weights not in ("secret", "uniform", "roster"):
-            raise ConfigError(f"weights: expected secret, uniform or roster, got {weights!r}")
-        scored_by = method_of(method, gradient)
         self.strategy, self.value, self.gradient, self.folder = strategy, value, gradient, Path(folder)
-        self.roster = roster if isinstance(roster, Roster) else read_roster(roster)
+        self.roster = read_roster(roster)
         self.server_key = server_key_of(self.roster, roster, server_key)
-        if weights == "roster" and self.roster.weights is None:
-            raise ConfigError("weights: the roster holds none; expected secret or uniform")
-        for name in ("min_train_nodes", "min_available_nodes"):
-            if (asked := getattr(strategy, name, 0)) > len(self.roster.names):
-                raise ConfigError(f"{name} is {asked}, but the roster has {len(self.roster.names)} members")
-        fraction = self._fraction()
-        if fraction < 1:
-            log.warning(
-                "fraction_train below 1 schedules %g of the members: they take part only if their own "
-                "secure(..., accept=...) allows it, as partial(fedmerit.flower.cautious, fraction=%.2g) does",
-                *(fraction, math.floor(100 * fraction) / 100),
-            )
-        self.test, self.patience, self.join = test, patience, join
-        self.page = page
-        training: dict[str, Any] = {"weights": weights}
-        if weights == "secret":
-            training["weight_cap"] = weight_cap
-        if weights == "roster":
-            training["roster_weights"] = self.roster.weights
-        self._settings: dict[str, dict[str, Any]] = {
-            "data": {"test_reveal": reveal or ("end" if scored_by == "settled" else "fixed")},
-            "partition": {"names": list(self.roster.names)},
-            "training": training,
-            "participation": {"fraction": fraction},
-            "scoring": {
-                "method": scored_by,
-                **utilities_of(value or gradient, utilities, whole),
-                "game": game,
-                "visibility": visibility,
-                "errors": errors,
-            },
-            "payment": {**vars(Payment()), **(payment or {})},
-            "secure_aggregation": {
-                "bound": float(bound),
-                "threshold": threshold or 0,
-                "least": least or 0,
-                "check": check,
-                "clip": clip,
-            },
-        }
-        if scored_by != "reports":
-            self._settings["settlement"] = {
-                "blocks": blocks, "detail": detail, "naming": naming, "window_days": float(window_days),
-            }  # fmt: skip
-        config, _ = self._config(1)  # finds wrong settings now
-        self._check_fraction(config)
-        check_schedule(config)
+        self.test, self.patience, self.join, self.page = test, patience, join, page
+        measured = getattr(value or gradient, "utilities", ["value"])
+        self._settings = settings_of(config, self.roster, gradient, measured)
+        self._settings["participation"] = {"fraction": self._fraction()}
+        check_schedule(self._config(1)[0])  # wrong settings are found now
         self.scores: dict[str, Any] = {}
         self.notes: list[str] = []
         self.seconds: dict[str, list[float]] = {}
@@ -251,8 +128,7 @@ class Contributions:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse to hide an attribute of the wrapped strategy, which would keep using its own value."""
-        hidden = "_made" in vars(self) and name not in vars(self) and hasattr(self.strategy, name)
-        if hidden:
+        if "_made" in vars(self) and name not in vars(self) and hasattr(self.strategy, name):
             kind = type(self.strategy).__name__
             raise AttributeError(f"{name} belongs to the {kind} inside: set it there, before it is wrapped")
         super().__setattr__(name, value)
@@ -265,73 +141,58 @@ class Contributions:
         timeout: float = 3600.0,
         **options: Any,
     ) -> Result:
-        """Run the strategy's own ``start`` with every train step made secure, and return its result.
+        """Run the strategy's own ``start``, whose arguments these are, with every train step made secure.
 
-        If the last rounds were aborted, the result holds the model of the last round that was closed.
-
-        Args:
-            grid: Flower's grid.
-            initial_arrays: the first model.
-            num_rounds: number of rounds.
-            timeout: seconds to wait for members who train or evaluate.
-            options: further arguments of the strategy's ``start``.
+        ``timeout`` is in seconds, for members who train or evaluate. If the last rounds were aborted, the
+        result holds the model of the last round that was closed.
 
         Raises:
             RunAborted: no round was closed, or several in a row were aborted and more were to come. The
                 content of the folder is sound, and closed rounds stay valid.
         """
-        log_inside_flower()
         if self.roster.server is None and engine_of(grid) == FLOWER:
-            raise ConfigError(
-                "roster: names no server, and members of a run between machines refuse that, because anybody "
+            raise ConfigError.at(
+                "roster",
+                "names no server, and members of a run between machines refuse that, because anybody "
                 f"could be their server; {NEW_KEY}, and put it on the roster: fedmerit keys roster --server "
-                "for a new one, fedmerit keys propose for one that members have taken part under"
+                "for a new one, fedmerit keys propose for one that members have taken part under",
             )
         config, text = self._config(num_rounds)
         shape = Shape.of(initial_arrays)
         for name in shape.left_out:
             log.warning("array %r is not summed, because it holds no floats: it stays as it is", name)
         pool = self._pool(config, secrets.token_bytes(KEY_BYTES))
-        evaluate = None
-        if self.value is not None:
-            evaluate = evaluator(self.value, shape, config.scoring.utilities)
-            first = evaluate(shape.vector, pool.first)  # finds errors in it before anybody trains
-            for name, found in first.items():
-                Sampling.of(config, pool.commitment).check(name, found, pool.first)
-        slope = None
-        if config.settles:
-            assert self.gradient is not None
-            slope = slope_of(self.gradient, shape)
+        evaluate = self.value and evaluator(self.value, shape, config.scoring.utilities)
+        if evaluate is not None:  # finds errors in it before anybody trains
+            for name, values in evaluate(shape.vector, pool.first).items():
+                Sampling(pool.balanced).check(name, values, pool.first)
+        slope = slope_of(self.gradient, shape) if self.gradient and config.settles else None
+        if slope is not None:
             check_slope(slope, evaluate, shape.vector, pool.settlement(), config.scoring.utilities[0])
-        if config.settles and (opened := self._opened(grid)):
-            opened.check(pool.settlement())
+            if opened := self._opened(grid):
+                opened.check(pool.settlement())
         make_free(self.folder)
-        secure = self._secure(grid, shape)
         with Folder(self.folder, config, text=text) as folder:
             recorder = self._recorder(folder, config, text, pool, engine_of(grid))
             recorder.begin(shape.vector)
-            measure = evaluate and Evaluations(evaluate)
-            coordinator = self._coordinator(recorder, pool, secure, measure, slope)
-            self._gather(secure, max(least_scheduled(config), secure.available))
+            secure = self._grid(recorder, pool, grid, shape, evaluate and Evaluations(evaluate), slope)
+            coordinator = secure.coordinator
+            secure.gather(max(least_scheduled(config), secure.available))
             try:
-                result = self.strategy.start(
-                    grid=secure,
-                    initial_arrays=initial_arrays,
-                    num_rounds=num_rounds,
-                    timeout=timeout,
-                    **options,
-                )
+                options |= {"num_rounds": num_rounds, "timeout": timeout}
+                result = self.strategy.start(grid=secure, initial_arrays=initial_arrays, **options)
                 secure.check_closed()
                 model = shape.read(result.arrays or initial_arrays)
-            except Exception:
-                self._end_early(coordinator, secure)
+            except Exception as error:
+                self._end_early(secure)
+                check_asked(error)
                 raise
             finally:
                 self.scores = recorder.write_scores()
             result.arrays = shape.record(model)
-            if not any(one.reports for one in recorder.rounds):
+            if not any(closed.reports for closed in recorder.rounds):
                 log.error("no round was scored: %s", "; ".join(self.notes[-3:]) or "nobody reported")
-            coordinator.finish(model)
+            finish(coordinator, model)
             self.scores = recorder.write_scores()
             if not self._tell_unsettled(coordinator):
                 log.info("ledger and scores: fedmerit score %s", self.folder.resolve())
@@ -345,12 +206,8 @@ class Contributions:
         The folder must hold a run of these settings that members are to settle. If the server died before the
         last round was over, the run ends with the rounds that have a sum, once enough members sign that.
         Whatever was opened, agreed or stated before stays as it was. If this fails, it can be tried again. If
-        the run has its end, members who have not signed that are asked to.
-
-        Args:
-            grid: Flower's grid.
-            initial_arrays: a model with the same names, shapes and types as the first one.
-            timeout: seconds to wait for members who compute.
+        the run has its end, members who have not signed that are asked to. ``initial_arrays`` has the names,
+        shapes and types of the first model; ``timeout`` is for members who compute.
 
         Raises:
             ConfigError: roster, settings or ``value`` are not those of the run.
@@ -359,35 +216,33 @@ class Contributions:
             SettlementError: the run was not settled, or cannot be.
             StoreError: the folder holds no such run, or a file of it is gone or damaged.
         """
-        log_inside_flower()
         config, run = self._begun(grid)
         shape, path = Shape.of(initial_arrays), self.folder.resolve()
         with Folder(self.folder, config, resume=True) as folder:
-            end = next(folder.ledger.records("end"), None)
+            end = run.end
             if end is not None:
-                self._check_settled(folder.ledger)
-                signed = {record.author for record in folder.ledger.records("seen")}
-                if signed >= {*self.roster.names}:
+                self._check_settled(run)
+                if run.seen >= {*self.roster.names}:
                     return
             recorder, pool = self._taken_up(folder, config, run)
             if opened := self._opened(grid):
                 opened.check(pool.settlement(), recorder.run)
             assert self.gradient is not None
-            slope, secure = slope_of(self.gradient, shape), self._secure(grid, shape, timeout)
-            coordinator = self._coordinator(recorder, pool, secure, None, slope)
+            slope = slope_of(self.gradient, shape)
+            secure = self._grid(recorder, pool, grid, shape, None, slope, timeout)
+            coordinator = secure.coordinator
             if end is not None:  # a server that was killed then has not asked everybody to sign it
-                self._gather(secure, 0)
-                there = secure.expected(len(recorder.rounds) + 1)
-                coordinator.seal([name for name in there if name not in signed], end.digest.hex())
+                secure.gather(0)
+                coordinator.seal([name for name in secure.nodes if name not in run.seen], end.digest.hex())
                 return
             cut, archive = recorder.cut_off(), FolderArchive(folder.path / ARCHIVE)
-            known = cut is not None and archive.has("round", cut[0].number)
-            if all(one.aborted for one in recorder.rounds) and not known:
+            summed = cut is not None and archive.has("round", cut[0].number)
+            if all(closed.aborted for closed in recorder.rounds) and not summed:
                 raise SettlementError(f"{path}: no round has a sum: nothing to settle", code="no-rounds")
             if cut is not None:  # of a first round with a sum, the model before it is in the archive
                 before = recorder.model_after(recorder.rounds[-1]) if recorder.rounds else shape.vector
                 coordinator.take_up(*cut, before)
-            check_sums(archive, folder.ledger, recorder.rounds, config)
+            check_sums(archive, replay(folder.ledger))
             model = recorder.model_after(recorder.rounds[-1])
             if model.shape != shape.vector.shape:
                 raise ConfigError(
@@ -398,9 +253,9 @@ class Contributions:
                 evaluate = self.value and evaluator(self.value, shape, config.scoring.utilities)
                 check_slope(slope, evaluate, model, pool.settlement(), config.scoring.utilities[0])
             agreed = sum(not body["wrong"] for body in recorder.recorded("agreed"))
-            self._gather(secure, 0 if agreed >= config.threshold else config.threshold)
+            secure.gather(0 if agreed >= config.threshold else config.threshold)
             try:
-                coordinator.finish(model)
+                finish(coordinator, model)
             finally:
                 self.scores = recorder.write_scores()
             if coordinator.settled is None:
@@ -411,88 +266,71 @@ class Contributions:
         if self.page:
             log.info("%s", page_of_run(self.folder))
 
-    def _begun(self, grid: Grid) -> tuple[Config, Mapping[str, Any]]:
-        """Return the settings and the first record of the run in the folder, which must verify.
+    def _begun(self, grid: Grid) -> tuple[Config, Run]:
+        """Return the settings, and the run in the folder, which must verify.
 
         Raises:
             ConfigError: it is a run of another engine, method or roster.
-            StoreError: there is none.
+            StoreError: the folder holds no run.
         """
         path = self.folder.resolve()
         if not (path / LEDGER).is_file():
             raise StoreError(f"{path}: expected the folder of a run to settle, found no {LEDGER}")
-        for _ in verify_folder(path):  # only what verifies is gone on with
-            pass
-        there = of_folder(path)
-        with Ledger(path / LEDGER, read_only=True) as ledger:
-            run = first_body(ledger, "run")
-        if not there.settles or self.gradient is None:
+        run = sound(path)
+        config, first = of_folder(path), run.first
+        if not config.settles or self.gradient is None:
             raise ConfigError(
                 f"settle: expected a run whose members settle, and its gradient; the run in {path} has "
-                f"method={there.scoring.method!r}" + (", no gradient was given" * (self.gradient is None))
+                f"method={config.scoring.method!r}" + (", no gradient was given" * (self.gradient is None))
             )
-        if run["engine"] != (here := engine_of(grid)):
-            raise ConfigError(f"settle: the run in {path} took place in {run['engine']!r}, this is {here!r}")
-        if run["terms"]["roster"] != self.roster.hash.hex():
+        if first.engine != (here := engine_of(grid)):
+            raise ConfigError(f"settle: the run in {path} took place in {first.engine!r}, this is {here!r}")
+        if first.terms["roster"] != self.roster.hash.hex():
             raise ConfigError(
-                f"roster: expected that of the run in {path}, {run['terms']['roster']}, got "
+                f"roster: expected that of the run in {path}, {first.terms['roster']}, got "
                 f"{self.roster.hash.hex()}: members answer in a run only under the roster it began with"
             )
-        return self._config(there.training.rounds)[0], run
+        return self._config(config.training.rounds)[0], run
 
-    def _check_settled(self, ledger: Ledger) -> None:
+    def _check_settled(self, run: Run) -> None:
         """Say that a run which is over is settled; raise SettlementError if it is not."""
-        path, told = self.folder.resolve(), [record.body for record in ledger.records("settled")]
-        if not told:
-            why = [str(record.body["why"]) for record in ledger.records("unsettled")]
-            code = why[-1] if why else "unfinished"
+        path, account = self.folder.resolve(), run.account
+        if account is None:
+            code = (run.settlement and run.settlement.why) or "unfinished"
             raise SettlementError(f"{path}: the run has ended, and it was not settled ({code})", code=code)
-        awaited = ", ".join((*told[-1]["missing"], *told[-1]["silent"]))
+        awaited = ", ".join((*account.missing, *account.unproved))
         late = f"; answers of {awaited} are still taken (fedmerit settle add)"
-        log.info("%s: settled before%s", path, "" if told[-1]["final"] else late)
+        log.info("%s: settled before%s", path, "" if account.final else late)
 
-    def _taken_up(
-        self, folder: Folder, config: Config, run: Mapping[str, Any]
-    ) -> tuple[LedgerRecorder, Pool]:
+    def _taken_up(self, folder: Folder, config: Config, run: Run) -> tuple[LedgerRecorder, Pool]:
         """Return the recorder of a run that was begun, and its test pool, which stays as it was committed."""
-        path, key = folder.path, self.server_key or folder.path / "keys" / "server.pem"
-        if not key.exists():
-            raise KeyFileError(f"{key}: no such file; expected the private key of the server of this run")
-        identity, commitment = load_key(key), first_body(folder.ledger, "pool")
-        if public_key(identity).hex() != run["keys"][SERVER]:
-            raise KeyFileError(f"{key}: not the server's key according to the ledger in {path}")
-        pool = self._pool(config, pool_key(path))
+        path, commitment = folder.path, run.pool
+        recorder = resumed(run, folder, config, self.roster, self.server_key)
+        pool = self._pool(config, stored_pool_key(path))
         if pool.commitment["utility"] != commitment["utility"]:
-            raise ConfigError(
-                f"value: not the function, or not the utilities, that the run in {path} began with"
-            )
+            raise ConfigError(f"value: not the function, or the utilities, that the run in {path} began with")
         if pool.commitment != dict(commitment):
             raise DataError(
                 f"test: expected the {commitment['size']} samples, in the same order, that were committed to "
                 f"before round 1 of the run in {path}, and {len(pool)} samples that differ were given"
             )
-        recorder = LedgerRecorder(
-            *(folder, config, self.roster, identity, run["run"], run["engine"], run["terms"], commitment),
-            rounds=rounds_of(folder.ledger),
-        )
         return recorder, pool
 
-    def _secure(self, grid: Grid, shape: Shape, timeout: float | None = None) -> SecureGrid:
-        weighted_by = getattr(self.strategy, "weighted_by_key", "num-examples")
-        available = int(getattr(self.strategy, "min_available_nodes", 0))
-        return SecureGrid(grid, shape, self.patience, self.join, weighted_by, available, timeout)
-
-    def _coordinator(
+    def _grid(
         self,
         recorder: LedgerRecorder,
         pool: Pool,
-        secure: SecureGrid,
+        grid: Grid,
+        shape: Shape,
         measure: Evaluations | None,
         slope: Slope | None,
-    ) -> Coordinator:
-        """Return the coordinator of a run, which the grid then serves."""
-        path, opened = recorder.folder.path, self._opened(secure.grid)
-
+        timeout: float | None = None,
+    ) -> SecureGrid:
+        """Return the grid of a run, with the coordinator that it serves."""
+        weighted_by = getattr(self.strategy, "weighted_by_key", "num-examples")
+        available = int(getattr(self.strategy, "min_available_nodes", 0))
+        secure = SecureGrid(grid, shape, self.patience, self.join, weighted_by, available, timeout)
+        path, opened = recorder.folder.path, self._opened(grid)
         coordinator = Coordinator(
             *(recorder, pool, secure, measure),
             refused=Notes(path / "notes.txt"),
@@ -502,7 +340,7 @@ class Contributions:
             opening=None if opened is None else partial(opened.add, path, recorder.run),
         )
         secure.coordinator, self.notes, self.seconds = coordinator, coordinator.refused, secure.seconds
-        return coordinator
+        return secure
 
     def _opened(self, grid: Grid) -> OpenedSamples | None:
         """Return what this server has shown to these members; None in a simulation."""
@@ -510,17 +348,17 @@ class Contributions:
             return None
         return OpenedSamples(self.server_key.resolve(), self.roster)
 
-    def _end_early(self, coordinator: Coordinator, secure: SecureGrid) -> None:
+    def _end_early(self, secure: SecureGrid) -> None:
         """Close the ledger of a run that an error ended between two rounds, and ask the members to sign it.
 
         Before the first round there is nothing to close. If the error came in the middle of a round, the
         ledger stays open and shows that.
         """
-        if secure.model is None or len(coordinator.recorder.rounds) != secure.rounds:
+        if secure.model is None or len(secure.coordinator.recorder.rounds) != secure.rounds:
             return
         try:
-            coordinator.finish(secure.model)
-            self._tell_unsettled(coordinator)
+            finish(secure.coordinator, secure.model)
+            self._tell_unsettled(secure.coordinator)
         except Exception:  # the caller should see the error that ended the run
             log.exception("the ledger has no last record: it could not be written")
 
@@ -528,30 +366,38 @@ class Contributions:
         """Log that a run is not settled, and whether it still can be; return whether that is so."""
         unsettled = coordinator.config.settles and coordinator.settled is None
         if unsettled:
-            ended = any(coordinator.recorder.recorded("end"))
-            told = self.folder.resolve() / "notes.txt"
-            log.error("the run is not settled: %s%s", told, "" if ended else f"; {SETTLE}")
+            remedy = "" if any(coordinator.recorder.recorded("end")) else f"; {SETTLE}"
+            log.error("the run is not settled: %s%s", self.folder.resolve() / "notes.txt", remedy)
         return unsettled
 
     def _fraction(self) -> float:
         """Return which part of the members a round schedules if nobody is away.
 
         Flower samples ``fraction_train`` of the members, rounded down, and at least ``min_train_nodes``.
+
+        Raises:
+            ConfigError: the strategy wants more members than there are, or samples fewer than must stay.
         """
         members, fraction = len(self.roster.names), float(getattr(self.strategy, "fraction_train", 1.0))
+        for name in ("min_train_nodes", "min_available_nodes"):
+            if (asked := getattr(self.strategy, name, 0)) > members:
+                raise ConfigError(f"{name} is {asked}, but the roster has {members} members")
         if not 0 < fraction < 1:
             return 1.0
-        return max(int(members * fraction), getattr(self.strategy, "min_train_nodes", 0)) / members
-
-    def _check_fraction(self, config: Config) -> None:
-        """Refuse a strategy that samples fewer members for a round than must stay to its end."""
-        members, count = len(self.roster.names), round(self._fraction() * len(self.roster.names))
-        if count < min(config.threshold, members):
-            raise ConfigError(
-                f"fraction_train {self.strategy.fraction_train:g} of {members} members schedules {count}, "  # type: ignore[attr-defined]
-                f"but {config.threshold} must stay to the end: expected min_train_nodes={config.threshold} "
-                "or a larger fraction"
+        count = max(int(members * fraction), getattr(self.strategy, "min_train_nodes", 0))
+        if count < (least := min(self._config(1)[0].threshold, members)):
+            raise ConfigError.at(
+                "fraction_train",
+                f"{fraction:g} of {members} members schedules {count}, but {least} must stay to the end: "
+                f"expected min_train_nodes={least} or a larger fraction",
             )
+        if count < members:
+            log.warning(
+                "fraction_train below 1 schedules %g of the members: they take part only if their own "
+                "secure(..., accept=...) allows it, as partial(fedmerit.flower.cautious, fraction=%.2g) does",
+                *(count / members, math.floor(100 * count / members) / 100),
+            )
+        return count / members
 
     def _config(self, rounds: int) -> tuple[Config, str]:
         """Return the settings of a run, and the same as TOML."""
@@ -565,14 +411,11 @@ class Contributions:
             new_key(key)
         else:  # a link, so that there is one copy of this key
             key.symlink_to(self.server_key.resolve())
-        write(key.with_name("pool.key"), pool.key, mode=0o600)
+        keep_pool_key(folder.path, pool.key)
+        strategy, evaluates = type(self.strategy).__name__, "members" if self.value is None else "server"
+        optimiser = aggregator(self.strategy) is not FedAvg
         terms = proposed(
-            text,
-            self.roster,
-            strategy=type(self.strategy).__name__,
-            optimiser=not averages(self.strategy),
-            evaluates="members" if self.value is None else "server",
-            engine=engine,
+            text, self.roster, strategy=strategy, optimiser=optimiser, evaluates=evaluates, engine=engine
         )
         run, commitment = secrets.token_hex(16), pool.commitment
         return LedgerRecorder(folder, config, self.roster, load_key(key), run, engine, terms, commitment)
@@ -580,19 +423,18 @@ class Contributions:
     def _pool(self, config: Config, key: bytes) -> Pool:
         """Return the test pool, in an order that follows from its key."""
         if isinstance(self.test, Pool):
-            own = self.test.settled > 0, self.test.slices > (self.test.settled > 0)
-            if own != (config.settles, config.reports):
-                cut = {(True, True): "both", (True, False): "settled", (False, True): "reports"}[own]
+            parts = self.test.settled > 0, self.test.slices > (self.test.settled > 0)
+            if parts != (config.settles, config.reports):
+                cut = {(True, True): "both", (True, False): "settled", (False, True): "reports"}[parts]
                 raise DataError(
                     f"test: expected a pool for method={config.scoring.method!r}, got one that was cut for "
                     f"{cut!r} (scoring.method of the settings it was made with)"
                 )
             return self.test
         if not isinstance(self.test, tuple | list) or len(self.test) != 2:
-            raise DataError(
-                f"test: expected (samples, labels), two arrays, got a {type(self.test).__name__}"
-                + (f" of {len(self.test)}" if isinstance(self.test, tuple | list) else "")
-            )
+            count = f" of {len(self.test)}" if isinstance(self.test, tuple | list) else ""
+            kind = type(self.test).__name__
+            raise DataError(f"test: expected (samples, labels), two arrays, got a {kind}{count}")
         x, y = (np.asarray(part) for part in self.test)
         for what, part in (("samples", x), ("labels", y)):
             if part.dtype.kind not in "fiub":
@@ -606,33 +448,170 @@ class Contributions:
                 f"({slices} slices), got {len(x)} samples and {len(y)} labels"
             )
         order = apart(order_of(key, len(y)), x, y, settled, by_class=False)
+        utility = definition(self.value or self.gradient, self._settings["scoring"]["utilities"])
         return Pool(
-            indices=order,
-            x=x[order],
-            y=y[order],
-            slices=slices,
-            balanced=False,
-            classes=0,
-            utility_hash=definition(self.value or self.gradient, self._settings["scoring"]["utilities"]),
-            key=key,
-            settled=settled,
+            indices=order, x=x[order], y=y[order], slices=slices, settled=settled, balanced=False, classes=0,
+            utility_hash=utility, key=key,
+        )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------- what a server begins with
+
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "data": ("test_reveal",),
+    "training": ("weights", "weight_cap"),
+    "scoring": ("method", "utilities", "game", "visibility"),
+    "settlement": ("naming", "window_days"),
+    "payment": tuple(vars(Payment())),
+    "secure_aggregation": ("bound", "threshold"),
+    "report": ("title",),
+}
+"""The settings of a run between machines; members' apps, the strategy and the roster decide all others."""
+
+
+def settings_of(
+    config: Mapping[str, Mapping[str, Any]] | str | Path | None,
+    roster: Roster,
+    gradient: Gradient | None,
+    measured: Sequence[str],
+) -> dict[str, dict[str, Any]]:
+    """Return the settings that a server is given, with what they leave out; raise unless they are its own."""
+    stated = parse(text_in(config)) if isinstance(config, str | Path) else config or {}
+    sections: dict[str, Any] = {name: part for name, part in stated.items() if name != "schema"}
+    for section, part in sections.items():
+        if section not in SECTIONS or not isinstance(part, Mapping):
+            from_dict({section: part})  # says what is wrong with it
+        for key in part:
+            if key not in SETTINGS.get(section, ()):
+                from_dict({section: {key: part[key]}})
+                raise ConfigError.at(
+                    f"{section}.{key}",
+                    "no setting of a run between machines, where members' apps, the strategy and the roster "
+                    "decide it: leave it out",
+                )
+    scoring = {"method": "settled", "utilities": list(measured), **sections.get("scoring", {})}
+    if gradient is None and scoring["method"] != "reports":
+        raise ConfigError.at(
+            "scoring.method",
+            f"{scoring['method']!r} needs gradient=..., the gradient of the paid utility "
+            '(fedmerit.flower.torch_scoring makes it for a PyTorch model): give it, or choose "reports", '
+            "scores by what members report in every round",
+        )
+    training = {"weights": "secret", **sections.get("training", {})}
+    if training["weights"] == "roster":
+        if roster.weights is None:
+            raise ConfigError.at("training.weights", "the roster holds none; expected secret or uniform")
+        training["weights"] = roster.weights
+    sections |= {"scoring": scoring, "training": training, "partition": {"names": list(roster.names)}}
+    every = from_dict(sections).as_dict()
+    settings = {section: {key: every[section][key] for key in keys} for section, keys in SETTINGS.items()}
+    return {**settings, "partition": {"names": list(roster.names)}}
+
+
+def server_key_of(roster: Roster, source: str | Path, key: str | Path | None) -> Path | None:
+    """Return the file of the server's private key; None if the roster names no server.
+
+    Raises:
+        ConfigError: there is no such file, or it holds another key than the roster names.
+    """
+    if roster.server is None:
+        if key is not None:
+            raise ConfigError.at("server_key", f"{key} was given, but the roster names no server")
+        return None
+    path = Path(source).with_name("server.pem") if key is None else Path(key)
+    named = PREFIX + roster.server.hex()
+    if not path.exists():
+        raise ConfigError.at(
+            "server_key",
+            f"{path} does not exist; expected the private key of the server on the roster, "
+            f"{named}. Put it there, or give its file as server_key. If it is lost, {NEW_KEY} and change the "
+            "roster (fedmerit keys propose)",
+        )
+    if (own := public_key(load_key(path))) != roster.server:
+        found = f"{path} is the key {PREFIX}{own.hex()}"
+        raise ConfigError.at("server_key", f"{found}, but the roster names {named} as the server")
+    return path
+
+
+REFUSED = {
+    "it compares members' updates with each other": ("Krum", "MultiKrum", "Bulyan"),
+    "it needs the median of every coordinate over members' updates": ("FedMedian",),
+    "it sorts every coordinate of members' updates": ("FedTrimmedAvg",),
+    "it weighs members by their losses and needs each one's update": ("QFedAvg",),
+    "trees are not averaged": ("FedXgbBagging", "FedXgbCyclic"),
+}
+
+
+ROBUST = ("median", "trim", "quantile", "percentile", "krum")
+"""What is in the names of functions that compare updates."""
+
+
+def check_strategy(strategy: Strategy) -> None:
+    """Raise `ConfigError` if a strategy needs to see individual updates, or is not known to average.
+
+    Log what functions of the user's own see: one reply.
+    """
+    expected = "expected one that averages: FedAvg, FedProx, FedAvgM, FedAdagrad, FedAdam, FedYogi, FedOpt"
+    for kind in type(strategy).__mro__:
+        for why, names in REFUSED.items():
+            if kind.__name__ in names:
+                raise ConfigError(f"{kind.__name__} cannot run under secure aggregation: {why}; {expected}")
+    if not isinstance(strategy, FedAvg):
+        raise ConfigError(f"{type(strategy).__name__} is not known to average; {expected}, or a subclass")
+    own = aggregator(strategy)
+    if is_users(own):
+        name = f"{own.__name__}.aggregate_train"
+        used = names_in(getattr(strategy.aggregate_train, "__code__", None))
+        if robust := sorted(one for one in used if any(word in one.lower() for word in ROBUST)):
+            raise ConfigError(
+                f"{name} cannot run under secure aggregation: it uses {', '.join(robust)}, but the one reply "
+                f"that it sees is the sum of all updates, so nothing is compared; {expected}"
+            )
+        log.warning(
+            "%s sees one reply per round, from the masked sum: M, with a weight of 1 and the means of shared "
+            "metrics; members are scored on M, before aggregate_train changes it",
+            name,
+        )
+    if is_users(getattr(strategy, "train_metrics_aggr_fn", FedAvg)):
+        log.warning(
+            "train_metrics_aggr_fn sees one reply per round: the plain means of the metrics that members "
+            "share, with a weight of 1, and so no maximum, no sum and no weighted mean over members"
         )
 
-    def _gather(self, secure: SecureGrid, least: int) -> None:
-        """Wait until everybody has joined or ``join`` seconds have passed; raise if too few have joined."""
-        began, told = time.monotonic(), 0
-        while len(there := list(secure.get_node_ids())) < len(self.roster.names):
-            waited = time.monotonic() - began
-            if waited > self.join:
-                break
-            if waited > 10 * (told + 1):
-                told += 1
-                missing = [name for name in self.roster.names if name not in secure.nodes]
-                log.warning("%d joined, waiting for %s", len(there), ", ".join(missing))
-            time.sleep(0.2)
-        if len(there) < least:
-            raise ProtocolError(
-                f"{len(there)} of {len(self.roster.names)} members joined within {self.join:g} s, "
-                f"{least} are needed" + "".join(f"; {note}" for note in self.notes[:3]),
-                stage="join",
-            )
+
+def is_users(code: object) -> bool:
+    """Return whether a class or function is not Flower's own."""
+    return str(getattr(code, "__module__", "")).partition(".")[0] != "flwr"
+
+
+def names_in(code: object) -> set[str]:
+    """Return the names that code uses, also in functions inside it."""
+    if not isinstance(code, CodeType):
+        return set()
+    return {*code.co_names}.union(*map(names_in, code.co_consts))
+
+
+def check_asked(error: Exception) -> None:
+    """Raise `ConfigError` if a strategy's aggregation asked its one reply for what nobody shares."""
+    asked = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
+    if isinstance(error, KeyError) and "aggregate_train" in asked:
+        raise ConfigError(
+            f"aggregate_train asks for {error.args[0]!r}, which its one reply does not hold: it holds M, a "
+            "weight of 1, and the means of metrics that members share, each those that its own "
+            "secure(..., metrics=[...]) lists. Nothing can weigh the updates, because M is their sum already"
+        ) from error
+
+
+def engine_of(grid: Grid) -> str:
+    """Return what the ledger calls a run over this grid.
+
+    In Flower's simulation, the grid of nodes is in the server's own memory. Behind any other grid, the
+    machines may belong to anybody.
+    """
+    simulated = any(kind.__name__ == "InMemoryGrid" for kind in type(grid).__mro__)
+    return SIMULATED if simulated else FLOWER
+
+
+def aggregator(strategy: Strategy) -> type:
+    """Return the class that a strategy has ``aggregate_train`` from; with `FedAvg`, its next model is M."""
+    return next(kind for kind in type(strategy).__mro__ if "aggregate_train" in vars(kind))

@@ -1,14 +1,11 @@
-"""The ledger: a chain of signed records, from which rounds, scores and payouts are read back.
+"""The ledger: a chain of signed records, from which a run is read back in one pass.
 
 What is where::
 
     chain             signed and linked records, and copies of them
-    records           rounds as records, scores recomputed from them, and who may see what
-    forms             which fields each kind of record has, and what they must fit
-    recorder          what a coordinator writes
-    settled           a settlement as records, with every number recomputed
-    account           what a settlement came to, for scores, money and people
-    decisions         payout decisions
-    joined_runs       runs that follow each other, counted as one
-    head_log          the heads that members signed or stored
+    kinds             one typed definition of each kind of record; what the first record says
+    rounds            what the server states after a round, who sees what, and the fold of rounds
+    account           the fold of a settlement, and what it came to, for scores, money and people
+    decisions         payout decisions, made and recomputed
+    run               a run, folded from the records in one pass, and the heads that members signed or stored
 """

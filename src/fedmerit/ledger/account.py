@@ -1,74 +1,67 @@
-"""The account of a settled run: the scores that statements give, and the equations behind them, in numbers.
+"""The settlement of a run, read from its records with every number recomputed that can be, and its account.
 
-Scores, payouts, the page and the score files of a settled run are made from its account. A member who was in
-a sum and has not stated has no score, and no rule pays it.
+After the last round come ``last`` (only if the run ended early), ``opening`` (the manifest of all
+directions), ``agreed`` by the members who recomputed them, ``statement`` by everybody who states, where an
+equation fails ``table`` and ``verdict``, then ``settled`` (what it comes to) and ``countersigned``. A
+statement or a table may come late, also after the end of the run; then another ``settled`` follows. While
+anybody is awaited, ``settled`` is final only if t members countersigned the day on which its window closes
+and, after that day, the final record itself. A run that could not be settled has ``unsettled``, once for
+every attempt; a later one may succeed.
+
+Scores, payouts, the page and the score files of a settled run are made from its `Account`. A member who was
+in a sum and has not stated has no score, and no rule pays it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from fedmerit.config import Config
-from fedmerit.errors import UnsettledShares
-from fedmerit.ledger.chain import Records
-from fedmerit.ledger.settled import Book, settlement_of
+from fedmerit.errors import LedgerError, UnsettledShares
+from fedmerit.identity import SERVER, canonical, exact
+from fedmerit.ledger import kinds
+from fedmerit.ledger.chain import Record
+from fedmerit.ledger.rounds import Rounds
 from fedmerit.notes import Note, moment, words
-from fedmerit.protocol.outcome import Round
-from fedmerit.protocol.settlement import Settled
+from fedmerit.protocol.direction import Along, Entry, Manifest, whole_number
+from fedmerit.protocol.settlement import Equation, Proof, Settled, Statement, countersignature, fitting
 from fedmerit.scoring.accumulate import Missing
-from fedmerit.scoring.types import Scores, Vector
+from fedmerit.scoring.types import Scores
 from fedmerit.scoring.uncertainty import training_of
 
-# --------------------------------------------------------------------------------------------- its parts
-
-
-@dataclass(frozen=True)
-class Line:
-    """An equation, of one round or of all at once: what was stated, what counts, and what it must give.
-
-    Args:
-        round: its number; None for all rounds at once.
-        participants: everybody in the sum.
-        stated: what each of them stated; None where nobody did, or where a copy withholds it.
-        counted: likewise what counts: as stated, unless the masks prove another number; None for who has
-            none, and once the settlement is final, its part of what the others leave.
-        sum: of what was stated; None while somebody is missing.
-        product: what the sum must be, from the members' summed updates.
-        holds: whether it is.
-        left: who has no number of its own: it stated nothing that counts, and masks prove none.
-    """
-
-    round: int | None
-    participants: tuple[str, ...]
-    stated: tuple[int | None, ...]
-    counted: tuple[int | None, ...]
-    sum: int | None
-    product: int
-    holds: bool
-    left: tuple[str, ...] = ()
+# --------------------------------------------------------------------------------------------- the account
 
 
 @dataclass(frozen=True, eq=False)
 class SettledRound:
-    """A round with a sum: the utility before and after it on the settled test samples, and who stated.
+    """A round with a sum: its equation, and its utility before and after on the settled test samples.
 
-    ``scores`` is PHI of those who stated; None if members state one number for the whole run.
+    What counts is as stated, unless the masks prove another number; for who has none, once the settlement is
+    final, its part of what the others leave.
     """
 
     round: int
-    clients: tuple[str, ...]
-    silent: tuple[str, ...]  # in the sum, but without a statement
+    participants: tuple[str, ...]
+    stated: tuple[int | None, ...]  # None where nobody did, or where a copy withholds it
+    counted: tuple[int | None, ...]  # None for who has none
+    sum: int | None  # of what was stated; None while somebody is missing
+    product: int  # what the sum must be, from the members' summed updates
+    holds: bool
+    left: tuple[str, ...]  # who stated nothing that counts, and masks prove no number either
+    utility: str
+    slice: str  # the settled test samples
     empty: float
     grand: float
-    utility: str
-    slice: str
-    scores: Scores | None = None
+    silent: tuple[str, ...]  # in the sum, but without a statement
+    clients: tuple[str, ...] = ()  # who has a score
+    scores: Scores | None = None  # their PHI; None if there are none
 
     @property
     def gain(self) -> float:
@@ -77,84 +70,127 @@ class SettledRound:
 
 
 @dataclass(frozen=True, eq=False)
-class Account:
-    """What a settlement came to.
+class Account(Settled):
+    """A settlement for scores, money and people: with what is derived from it, and who countersigned it."""
 
-    Args:
-        utility: which was settled.
-        scale: utility per integer unit of the equations.
-        values: by member who stated, its score over the run; once it is final, also of those who did not.
-        blocks: likewise, in each block of the test samples.
-        sizes: of the blocks; none if their parts give no standard errors.
-        rounds: with a sum, in order.
-        lines: the equations.
-        named: by round (0: in one of them), who lied and how, as a code; the server may be one of them.
-        missing: who was in a sum and has not stated.
-        unproved: who stated, and did not show its masks when an equation failed.
-        closes: when the window closes, in seconds since 1970; None once nobody is awaited.
-        final: whether nothing can change any more.
-        countersigned: who countersigned the sums.
-        threshold: how many countersignatures are needed.
-        doubtful: of whom one has a false standard error, as parts of blocks do not add up.
-    """
-
-    utility: str
-    scale: float
-    values: Mapping[str, float]
-    blocks: Mapping[str, tuple[float, ...]]
-    sizes: tuple[int, ...]
-    rounds: tuple[SettledRound, ...]
-    lines: tuple[Line, ...]
-    named: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
-    unproved: tuple[str, ...] = ()
-    closes: int | None = None
-    final: bool = False
+    clients: tuple[str, ...] = ()  # all members of the run
+    threshold: int = 0  # how many countersignatures are needed
     countersigned: tuple[str, ...] = ()
-    threshold: int = 0
-    doubtful: tuple[str, ...] = ()
+
+    @property
+    def scale(self) -> float:
+        """Utility per integer unit of the equations."""
+        return self.manifest.scale
+
+    @cached_property
+    def scored(self) -> tuple[str, ...]:
+        """Who has a score: whoever stated, and once it is final also who did not."""
+        stated = {name for name, statement in self.statements.items() if statement.rounds}
+        if self.final:
+            stated |= {*self.missing}  # what the others leave of a sum is then theirs
+        return tuple(name for name in self.clients if name in stated)
+
+    @cached_property
+    def rounds(self) -> tuple[SettledRound, ...]:
+        """The rounds with a sum, in order."""
+        rows = zip(self.equations, self.body()["rounds"], strict=True)
+        return tuple(self._round(equation, recorded) for equation, recorded in rows)
+
+    def _round(self, equation: Equation, recorded: Mapping[str, Any]) -> SettledRound:
+        entry = equation.entry
+        clients = tuple(name for name in entry.participants if name in self.scored)
+        return SettledRound(
+            round=entry.round,
+            participants=entry.participants,
+            stated=equation.stated,
+            counted=tuple(self.counts(entry, name) for name in entry.participants),
+            sum=None if recorded["sum"] is None else int(recorded["sum"]),
+            product=entry.product,
+            holds=recorded["holds"],
+            left=self.left(entry),
+            utility=self.manifest.utility,
+            slice=self.manifest.pool,
+            empty=entry.empty,
+            grand=entry.grand,
+            silent=tuple(name for name in entry.participants if name in self.missing),
+            clients=clients,
+            scores=_of_clients(self.round_scores(entry), clients) if clients else None,
+        )
 
     @property
     def gain(self) -> float:
         """The gain of all rounds, on the settled test samples."""
-        return math.fsum(one.gain for one in self.rounds)
+        return math.fsum(entry.gain for entry in self.rounds)
 
     @property
     def unclaimed(self) -> float:
         """What the updates of missing members are worth together: nobody has claimed it."""
-        open_ = (line for line in self.lines if None in line.counted)
-        lost = sum(line.product - sum(value or 0 for value in line.counted) for line in open_)
-        return lost * self.scale if self.missing else 0.0
+        if not self.missing:
+            return 0.0
+        rests = (
+            entry.product - sum(value or 0 for value in entry.counted)
+            for entry in self.rounds
+            if None in entry.counted
+        )
+        return sum(rests) * self.scale
 
     @property
-    def holding(self) -> int:
-        """How many equations hold."""
-        return sum(line.holds for line in self.lines)
-
-    @property
-    def liars(self) -> tuple[str, ...]:
-        """Everybody who was named."""
-        return tuple(dict.fromkeys(name for each in self.named.values() for name in each))
-
-    @property
-    def unexplained(self) -> tuple[Line, ...]:
-        """The equations that fail although everybody stated, and for which nobody was named.
+    def unexplained(self) -> tuple[SettledRound, ...]:
+        """The rounds whose equation fails although everybody stated, and for which nobody was named.
 
         But not those that t members closed without the masks of members who kept silent: what the others
         leave is theirs, as if they had not stated.
         """
-        failed = [line for line in self.lines if line.sum not in (None, line.product)]
+        failed = [entry for entry in self.rounds if entry.sum not in (None, entry.product)]
         return tuple(
-            line for line in failed if not self.named.get(line.round or 0) and not (self.final and line.left)
+            entry for entry in failed if not self.named.get(entry.round) and not (self.final and entry.left)
         )
 
-    def seen(self, name: str) -> int:
-        """Return in how many rounds a member's update was in the sum."""
-        return sum(name in (*one.clients, *one.silent) for one in self.rounds)
-
     def scores(self, missing: Missing = "zero") -> Scores:
-        """Return PHI over the run, of everybody who stated."""
-        return total_of([self], missing)
+        """Return PHI over the run, of everybody who stated.
+
+        With ``missing`` = "own-mean", a round without a member in its sum counts at the member's own mean.
+
+        Raises:
+            UnsettledShares: nobody has stated.
+        """
+        count = len(self.rounds)
+        if not self.scored:
+            raise UnsettledShares(Note("settlement-nobody"), code="nobody")
+        summed_in = [sum(name in entry.participants for entry in self.rounds) for name in self.scored]
+        seen = np.array(summed_in, np.float64)
+        factor = count / seen if missing == "own-mean" else np.ones(len(seen))
+        partly = "summed-zero" if missing == "zero" else "summed-own-mean"
+        notes = [
+            Note(partly, client=name, seen=rounds, rounds=count)
+            for name, rounds in zip(self.scored, summed_in, strict=True)
+            if rounds < count
+        ]
+        own = self.totals(self.scored)
+        found = replace(
+            own,
+            values=own.values * factor,
+            raw=own.values * factor,
+            stderr=None,
+            blocks=None if own.blocks is None else own.blocks * factor,
+            rounds=count,
+            coverage=seen / count,
+            gain=self.gain,
+            training=training_of([one.scores.as_dict() for one in self.rounds if one.scores is not None]),
+            notes=(*notes, *self._notes()),
+        )
+        covariance = found.covariance
+        return found if covariance is None else replace(found, stderr=np.sqrt(np.diag(covariance)))
+
+    def _notes(self) -> Iterator[Note]:
+        for name in self.missing:
+            yield Note("not-stated-final" if self.final else "not-stated", client=name)
+        for name in self.unproved:
+            yield Note("not-shown-final" if self.final else "not-shown", client=name)
+        if self.doubtful:
+            yield Note("false-parts", clients=self.doubtful)
+        if not self.has_errors:
+            yield Note("no-errors")
 
     def provisional(self) -> Note | None:
         """Return why the settlement is not final: ``open``, ``silent`` or ``unclosed``; None if it is."""
@@ -179,68 +215,47 @@ class Account:
             despite: whether to pay anyway.
         """
         if self.unexplained and rule != "equal" and not despite:
-            rounds = tuple(line_name(line) for line in self.unexplained)
+            rounds = tuple(words("settled.round", round=entry.round) for entry in self.unexplained)
             raise UnsettledShares(Note("settlement-fails", rounds=rounds), code="fails")
 
-    def renamed(self, names: Mapping[str, str]) -> Account:
-        """Return the same account with other names, in their order."""
-
-        def order(own: Iterable[str]) -> tuple[str, ...]:
-            return tuple(sorted(names.get(name, name) for name in own))
-
-        def line(one: Line) -> Line:
-            rows = sorted(
-                (names[name], said, counts)
-                for name, said, counts in zip(one.participants, one.stated, one.counted, strict=True)
-            )
-            shown, said, counts = zip(*rows, strict=True)
-            return replace(one, participants=shown, stated=said, counted=counts, left=order(one.left))
-
-        def part(one: SettledRound) -> SettledRound:
-            scores = one.scores
-            if scores is not None:
-                scores = _renamed(scores, names)
-            return replace(one, clients=order(one.clients), silent=order(one.silent), scores=scores)
-
-        return replace(
-            self,
-            values=dict(sorted((names[name], value) for name, value in self.values.items())),
-            blocks=dict(sorted((names[name], value) for name, value in self.blocks.items())),
-            rounds=tuple(map(part, self.rounds)),
-            lines=tuple(map(line, self.lines)),
-            named={
-                number: {names.get(name, name): how for name, how in each.items()}
-                for number, each in self.named.items()
-            },
-            missing=order(self.missing),
-            unproved=order(self.unproved),
-            countersigned=order(self.countersigned),
-            doubtful=order(self.doubtful),
-        )
-
-
-def line_name(line: Line) -> str:
-    """Return which rounds an equation is about, in words."""
-    if line.round is None:
-        return words("settled.all-rounds")
-    return words("settled.round", round=line.round)
+    def block(self, clients: Sequence[str], missing: Missing = "zero") -> dict[str, Any]:
+        """Return the block ``settlement`` of ``scores.json``: integers as text, null for what is unknown."""
+        scores = self.scores(missing) if self.scored else None
+        values = {} if scores is None else scores.as_dict()
+        errors: dict[str, float] = {}
+        if scores is not None and scores.stderr is not None:
+            errors = dict(zip(scores.clients, scores.stderr.tolist(), strict=True))
+        return {
+            "score": "PHI",
+            "cumulative": [values.get(name) for name in clients],
+            "stderr": [errors.get(name) for name in clients],
+            "rounds": [
+                {
+                    "round": entry.round,
+                    "participants": list(entry.participants),
+                    "phi": [None if value is None else value * self.scale for value in entry.counted],
+                    "stated": [_text(value) for value in entry.stated],
+                    "sum": _text(entry.sum),
+                    "product": str(entry.product),
+                    "holds": entry.holds,
+                }
+                for entry in self.rounds
+            ],
+            "named": list(self.liars),
+            "missing": list(self.missing),
+            "silent": list(self.unproved),
+        }
 
 
 def _text(value: int | None) -> str | None:
     return None if value is None else str(value)
 
 
-def _renamed(scores: Scores, names: Mapping[str, str]) -> Scores:
-    shown = [names[name] for name in scores.clients]
-    at = np.argsort(shown).tolist()
-    return replace(_at(scores, at), clients=tuple(shown[i] for i in at))
-
-
-def _at(scores: Scores, at: list[int]) -> Scores:
-    """Return the scores of the members at these places, in this order."""
+def _of_clients(scores: Scores, clients: tuple[str, ...]) -> Scores:
+    at = [scores.clients.index(name) for name in clients]
     return replace(
         scores,
-        clients=tuple(scores.clients[i] for i in at),
+        clients=clients,
         values=scores.values[at],
         raw=scores.raw[at],
         stderr=None if scores.stderr is None else scores.stderr[at],
@@ -248,165 +263,297 @@ def _at(scores: Scores, at: list[int]) -> Scores:
     )
 
 
-# ---------------------------------------------------------------------------------------------- the total
-
-
-def total_of(accounts: Sequence[Account], missing: Missing = "zero") -> Scores:
-    """Return PHI summed over settled runs that follow each other; usually there is one.
-
-    With ``missing`` = "own-mean", a round without a member in its sum counts at the member's own mean.
-
-    Raises:
-        UnsettledShares: nobody has stated.
-    """
-    clients = tuple(dict.fromkeys(name for one in accounts for name in one.values))
-    if not clients:
-        raise UnsettledShares(Note("settlement-nobody"), code="nobody")
-    count = sum(len(one.rounds) for one in accounts)
-    seen = np.array([float(sum(one.seen(name) for one in accounts)) for name in clients])
-    factor = count / seen if missing == "own-mean" else np.ones(len(clients))
-    values = np.array([math.fsum(one.values.get(name, 0.0) for one in accounts) for name in clients]) * factor
-    notes = []
-    for name, rounds in zip(clients, seen.tolist(), strict=True):
-        if rounds < count:
-            code = "summed-zero" if missing == "zero" else "summed-own-mean"
-            notes.append(Note(code, client=name, seen=int(rounds), rounds=count))
-    for one in accounts:
-        code = "not-stated-final" if one.final else "not-stated"
-        notes += [Note(code, client=name) for name in one.missing]
-        code = "not-shown-final" if one.final else "not-shown"
-        notes += [Note(code, client=name) for name in one.unproved]
-        notes += [Note("false-parts", clients=one.doubtful)] if one.doubtful else []
-    if not all(one.sizes for one in accounts):
-        notes.append(Note("no-errors"))
-    parts = [one.scores for account in accounts for one in account.rounds]
-    by_round = [one.as_dict() for one in parts if one is not None]
-    made = Scores(
-        score="PHI", clients=clients, values=values, raw=values, rounds=count, coverage=seen / count,
-        gain=math.fsum(one.gain for one in accounts), training=training_of(by_round),
-    )  # fmt: skip
-    if len(accounts) == 1:
-        return replace(_with_blocks(made, accounts[0], factor), notes=tuple(notes))
-    errors: list[Vector] = []
-    for one in accounts:
-        own = _with_blocks(made, one, factor)
-        if own.stderr is None:
-            return replace(made, notes=tuple(notes))
-        errors.append(own.stderr)
-    return replace(made, stderr=np.sum(errors, axis=0), notes=(*notes, Note("bound-runs")))
-
-
-def _with_blocks(made: Scores, one: Account, factor: Vector) -> Scores:
-    """Return scores with the standard errors that the blocks of one run give."""
-    if len(one.sizes) < 2:
-        return made
-    nothing = (0.0,) * len(one.sizes)
-    blocks = np.transpose([one.blocks.get(name, nothing) for name in made.clients]) * factor
-    found = replace(made, blocks=blocks, sizes=np.array(one.sizes, np.float64))
-    assert found.covariance is not None
-    return replace(found, stderr=np.sqrt(np.diag(found.covariance)))
-
-
-def block_of(
-    accounts: Sequence[Account], clients: Sequence[str], missing: Missing = "zero", past: Sequence[int] = (0,)
-) -> dict[str, Any]:
-    """Return the block ``settlement`` of ``scores.json``: integers as text, null for what is not known.
-
-    Args:
-        accounts: of runs that follow each other; usually there is one.
-        clients: all members, in the order of ``cumulative``.
-        missing: what a round counts in whose sum a member was not.
-        past: how many rounds there are before each run.
-    """
-    total = total_of(accounts, missing) if any(one.values for one in accounts) else None
-    values = {} if total is None else total.as_dict()
-    errors: dict[str, float] = {}
-    if total is not None and total.stderr is not None:
-        errors = dict(zip(total.clients, total.stderr.tolist(), strict=True))
-    return {
-        "score": "PHI",
-        "cumulative": [values.get(name) for name in clients],
-        "stderr": [errors.get(name) for name in clients],
-        "rounds": [
-            {
-                "round": None if line.round is None else before + line.round,
-                "participants": list(line.participants),
-                "phi": [None if value is None else value * one.scale for value in line.counted],
-                "stated": [_text(value) for value in line.stated],
-                "sum": _text(line.sum),
-                "product": str(line.product),
-                "holds": line.holds,
-            }
-            for one, before in zip(accounts, past, strict=True)
-            for line in one.lines
-        ],
-        "named": list(dict.fromkeys(name for one in accounts for name in one.liars)),
-        "missing": list(dict.fromkeys(name for one in accounts for name in one.missing)),
-        "silent": list(dict.fromkeys(name for one in accounts for name in one.unproved)),
-    }
-
-
 # ------------------------------------------------------------------------------------------ from a ledger
 
-
-def account_of(ledger: Records, rounds: Sequence[Round], config: Config) -> Account | None:
-    """Return the account of a run; None if its ledger has none.
-
-    Raises:
-        LedgerError: the records of the settlement contradict each other.
-    """
-    found = accounts_of(ledger, rounds, config)
-    return found[-1] if found else None
-
-
-def accounts_of(ledger: Records, rounds: Sequence[Round], config: Config) -> list[Account]:
-    """Return the account after every time that the run was settled: late statements give another one."""
-    if not config.settles or not any(True for _ in ledger.records("settled")):
-        return []
-    book = settlement_of(ledger, rounds, config)
-    assert book is not None
-    found = [_account(one, config) for one in book.history]
-    return [*found[:-1], replace(found[-1], countersigned=book.countersigned)]
+KINDS = {
+    "last", "opening", "agreed", "statement", "table", "verdict", "settled", "unsettled", "countersigned",
+}  # fmt: skip
+"""The kinds of records of a settlement."""
+LIES = ("stated", "part", "pair", "masked", "range", "sum")
+"""For what a verdict names somebody (`fedmerit.secagg.naming.Reason`); the last is for the server only."""
+UNSETTLED = ("not-last", "no-rounds", "no-gain", "not-finite", "no-gradient", "damaged", "off-gain")
+"""Why a pool was not opened; once it is open, only ``not-agreed`` is left."""
+UNCOUNTERSIGNED = "uncountersigned"
+"""Code of the error for a settlement that was closed without t members' signatures."""
+RING = 2**64
+"""Masks prove integers modulo this."""
 
 
-def why_unsettled(ledger: Records, rounds: Sequence[Round], config: Config) -> str:
-    """Return why a run that is to be settled has no account, in words."""
-    book: Book | None = settlement_of(ledger, rounds, config)
-    return words(f"unsettled.{(book and book.why) or 'unfinished'}")
+@dataclass(eq=False)
+class SettlementFold:
+    """The settlement of a run as its ledger has it, folded from its records one by one."""
 
+    rounds: Rounds
+    begun: bool = False
+    last_signed: set[str] = field(default_factory=set)  # who signed that the run ended early
+    manifest: Manifest | None = None  # the directions; None if none were made
+    agreed: dict[str, tuple[int, ...]] = field(default_factory=dict)  # who signed, and which it calls wrong
+    released: dict[str, tuple[int, ...]] = field(default_factory=dict)  # rounds without an entry, likewise
+    statements: dict[str, Statement] = field(default_factory=dict)
+    withheld: tuple[str, ...] = ()  # in a copy: who stated what its reader may not see
+    verdicts: dict[tuple[int, int | None], Proof] = field(default_factory=dict)
+    accounts: list[Account] = field(default_factory=list)  # every time that it was recorded, in order
+    why: str = ""  # why it was not settled, as a code
+    windows: dict[int, set[str]] = field(default_factory=dict)  # by closing time, who countersigned it
 
-def _account(found: Settled, config: Config) -> Account:
-    manifest, said = found.manifest, found.statements
-    lines = []
-    for equation, told in zip(found.equations, found.body()["rounds"], strict=True):
-        lines.append(
-            Line(
-                equation.round, equation.participants, equation.stated,
-                tuple(found.counts(equation, name) for name in equation.participants),
-                None if told["sum"] is None else int(told["sum"]), equation.product, told["holds"],
-                found.left(equation),
+    @property
+    def needed(self) -> int:
+        """How many countersignatures a window needs: none in a rehearsal where nothing is signed."""
+        return self.rounds.config.threshold if self.rounds.first.keys else 0
+
+    @property
+    def account(self) -> Account | None:
+        """What the settlement came to last."""
+        return self.accounts[-1] if self.accounts else None
+
+    def add(self, record: Record, body: Any) -> None:
+        """Check a record with its typed body (None if a copy withholds it), and add what it says."""
+        if not self.rounds.config.settles:
+            raise LedgerError("is about a settlement, which this run does not have")
+        self.begun = True
+        if getattr(body, "run", self.rounds.first.run) != self.rounds.first.run:
+            raise LedgerError("belongs to another run")
+        if record.kind not in ("last", "opening", "unsettled"):
+            self._check_manifest(body)
+        getattr(self, f"_{record.kind}")(record, body)
+        self.rounds.settling = self.rounds.settling or record.kind in ("last", "opening")
+
+    def _check_manifest(self, body: Any) -> None:
+        manifest = self.manifest
+        if manifest is None or getattr(body, "settlement", manifest.digest) != manifest.digest:
+            raise LedgerError("belongs to no manifest, or to another one")
+
+    def _last(self, record: Record, body: kinds.Last) -> None:
+        if self.manifest is not None or body.last != len(self.rounds.closed):
+            raise LedgerError("signs another last round, or comes after the pool was opened")
+        self.last_signed.add(record.author)
+
+    def _opening(self, record: Record, body: kinds.Opening) -> None:
+        if self.manifest is not None:
+            raise LedgerError("opens the pool a second time")
+        manifest = Manifest.from_body(record.body["manifest"])
+        if body.settlement != manifest.digest:
+            raise LedgerError("its manifest does not match its digest")
+        if manifest.run != self.rounds.first.run:
+            raise LedgerError("its manifest is of another run")
+        count, planned = len(self.rounds.closed), self.rounds.config.training.rounds
+        if self.rounds.open is not None:
+            raise LedgerError(f"opens the pool while round {self.rounds.open.number} is open")
+        if count < planned and len(self.last_signed) < self.rounds.config.threshold:
+            raise LedgerError(
+                f"opens the pool after {count} of {planned} rounds: {len(self.last_signed)} members signed "
+                f"that this was the last, {self.rounds.config.threshold} must"
             )
-        )  # fmt: skip
-    rest = found.missing if found.final else ()  # what is left of a sum is then theirs
-    clients = [name for name in config.clients if (name in said and said[name].rounds) or name in rest]
-    values = found.scores(clients).as_dict() if clients else {}
-    blocks = {name: found.blocks(name) for name in clients if found.has_errors}
-    parts = []
-    for entry in manifest.rounds:
-        known = [name for name in entry.participants if name in values]
-        scores = None
-        if found.detail == "rounds" and known:
-            scores = _at(found.round_scores(entry), [entry.participants.index(name) for name in known])
-        parts.append(
-            SettledRound(
-                entry.round, tuple(known),
-                tuple(name for name in entry.participants if name in found.missing),
-                entry.empty, entry.grand, manifest.utility, manifest.pool, scores,
+        if manifest.utility != self.rounds.config.scoring.utilities[0]:
+            raise LedgerError(
+                f"settles {manifest.utility}, expected {self.rounds.config.scoring.utilities[0]}"
             )
+        summed = [closed for closed in self.rounds.closed if not closed.aborted]
+        if [closed.number for closed in summed] != [entry.round for entry in manifest.rounds]:
+            raise LedgerError("its rounds are not those with a sum")
+        for closed, entry in zip(summed, manifest.rounds, strict=True):
+            outcome = self.rounds.outcomes[closed.number]
+            stated = (entry.m0, entry.m, entry.x, exact(entry.weight), entry.participants)
+            if stated != (outcome.m0, outcome.m, outcome.x, outcome.weight, closed.included):
+                raise LedgerError(f"its round {entry.round} is not the one that was summed")
+        self.manifest, self.why = manifest, ""
+
+    @property
+    def _agreeing(self) -> int:
+        return sum(not wrong for wrong in self.agreed.values())
+
+    def _agreed(self, record: Record, body: kinds.AgreedTo) -> None:
+        if record.author in self.agreed or record.author in self.statements:
+            raise LedgerError("its author agreed or stated before")
+        self.agreed[record.author], self.released[record.author] = body.wrong, body.released
+
+    def _statement(self, record: Record, body: kinds.StatementBody | None) -> None:
+        assert self.manifest is not None
+        if self._agreeing < self.rounds.config.threshold:
+            raise LedgerError(
+                f"states although {self._agreeing} members agreed and {self.rounds.config.threshold} must"
+            )
+        if record.author in self.statements or record.author in self.withheld:
+            raise LedgerError("its author has stated before")
+        self._check_open()
+        if body is None:
+            self.withheld += (record.author,)
+            return
+        self.statements[record.author] = Statement.from_body(record.author, record.body, self.manifest)
+
+    def _check_open(self) -> None:
+        if self.account is not None and self.account.final:
+            raise LedgerError("comes after the settlement was closed")
+
+    def _table(self, record: Record, body: kinds.TableBody) -> None:
+        entry = self._entry(Along.from_body(record.body))
+        if record.author not in entry.participants:
+            raise LedgerError("its author is not in the sum")
+        for value in (*body.pairs.values(), body.masked):
+            whole_number(value)
+
+    def _entry(self, along: Along) -> Entry:
+        assert self.manifest is not None
+        entry = self.manifest.entry(along.round)
+        own = self.manifest.along(along.round) if along.block is None else None
+        if own not in (None, along) or (along.block or 0) >= len(self.manifest.blocks):
+            raise LedgerError("is about a direction that the manifest does not have")
+        return entry
+
+    def _verdict(self, record: Record, body: kinds.VerdictBody) -> None:
+        proof = Proof.from_body(record.body)
+        entry = self._entry(proof.along)
+        key = (proof.along.round, proof.along.block)
+        if (before := self.verdicts.get(key)) and (before.along != proof.along or not before.silent):
+            raise LedgerError("is the second verdict on its direction, although nobody was silent before")
+        if not {*proof.values, *proof.silent} <= set(entry.participants):
+            raise LedgerError("is about members who are not in the sum")
+        false = {"stated", "range"} if proof.along.block is not None else {"part"}
+        for name, why in proof.named.items():
+            if (why == LIES[-1]) != (name == SERVER) or why not in {*LIES} - false:
+                raise LedgerError(f"names {name!r:.60} for {why!r:.40}")
+        if not {*proof.named} <= {SERVER, *entry.participants}:
+            raise LedgerError("names somebody who is not in the sum")
+        self._check_proved(entry, proof)
+        self.verdicts[key] = proof
+
+    def _check_proved(self, entry: Entry, proof: Proof) -> None:
+        """Raise LedgerError for proved integers that no evidence can give, so far as statements tell.
+
+        Who is not named stated what its masks prove; and the integers of all members give the product of the
+        sum, or the server is named.
+        """
+        stated, values = self.statements, proof.values
+        for name in (name for name in values if name in stated and name not in proof.named):
+            if values[name] not in fitting(stated[name], entry, proof.along):
+                raise LedgerError(f"gives {name} another number than it stated, and does not name it")
+        whole = {*values} == {*entry.participants}
+        false = whole and (sum(values.values()) - proof.along.product) % RING != 0
+        if false != (SERVER in proof.named):
+            raise LedgerError("its numbers do not add up, or it names the server although they do")
+
+    def _settled(self, record: Record, body: kinds.SettledSums) -> None:
+        assert self.manifest is not None
+        config = self.rounds.config
+        settled = Account(
+            self.manifest, dict(self.statements), dict(self.verdicts), body.closes, body.final, self.withheld,
+            body.rounds if self.withheld else None, config.clients, config.threshold,
         )  # fmt: skip
-    return Account(
-        manifest.utility, manifest.scale,
-        values, blocks, manifest.blocks if found.has_errors else (),
-        tuple(parts), tuple(lines), found.named, found.missing, found.unproved, found.closes, found.final,
-        threshold=config.threshold, doubtful=found.doubtful,
-    )  # fmt: skip
+        if canonical(settled.body()) != canonical(record.body) or self._contradicts(settled):
+            raise LedgerError("does not follow from the statements before it")
+        self._check_verdicts(settled)
+        self._check_window(settled)
+        self._check_open()
+        settled.block(config.clients)  # raises here if it gives no scores
+        self.accounts.append(settled)
+
+    def _contradicts(self, settled: Settled) -> bool:
+        for own, recorded in zip_longest(settled.equations, settled.body()["rounds"]):
+            if own is None or recorded is None or set(recorded) != set(own.body()):
+                return True
+            for key in ("sum", "product"):
+                if recorded[key] is not None:
+                    whole_number(recorded[key])
+            open_ = not {*own.missing} <= {*self.withheld}
+            odd = [block for block in range(len(own.entry.blocks)) if block in recorded["odd"]]
+            holds = recorded["sum"] == recorded["product"]
+            facts = {**own.body(), "sum": recorded["sum"], "holds": holds}
+            facts |= {"odd": odd} if own.missing and not open_ else {}
+            if canonical(recorded) != canonical(facts) or open_ != (recorded["sum"] is None):
+                return True
+        return False
+
+    def _check_verdicts(self, settled: Settled) -> None:
+        rounds = settled.body()["rounds"]
+        failed = {(entry["round"], None) for entry in rounds if entry["sum"] not in (None, entry["product"])}
+        failed |= {(entry["round"], block) for entry in rounds for block in entry["odd"]}
+        for key in settled.verdicts:
+            if key not in failed:
+                raise LedgerError(f"comes after a verdict on round {key[0]}, whose equation does not fail")
+
+    def _check_window(self, settled: Settled) -> None:
+        before = None if self.account is None else self.account.closes
+        if not settled.final and settled.closes is None:
+            raise LedgerError("is open, but states no day on which it closes")
+        if before is not None and settled.closes is not None and settled.closes < before:
+            raise LedgerError("closes earlier than stated before")
+        if not (settled.final and settled.awaited):
+            return
+        if settled.closes is None or settled.closes != before:
+            raise LedgerError("is closed without a window, although somebody is awaited")
+        if (signed := len(self.windows.get(before, ()))) < self.needed:
+            raise LedgerError(
+                f"closes a window that {signed} members countersigned, {self.needed} are needed",
+                code=UNCOUNTERSIGNED,
+            )
+
+    def check_end(self) -> None:
+        """Raise LedgerError if the settlement was closed on members who are awaited, and t did not sign."""
+        account = self.account
+        if account is None or not account.final or not account.awaited:
+            return
+        if (signed := len(account.countersigned)) < self.needed:
+            raise LedgerError(
+                f"the settlement was closed without {', '.join(account.awaited)}, which {signed} members "
+                f"countersigned, {self.needed} are needed",
+                code=UNCOUNTERSIGNED,
+            )
+
+    def _unsettled(self, record: Record, body: kinds.Unsettled) -> None:
+        if self.accounts:
+            raise LedgerError("comes after the settlement")
+        if body.settlement != (None if self.manifest is None else self.manifest.digest):
+            raise LedgerError("belongs to no manifest, or to another one")
+        if body.why not in (UNSETTLED if self.manifest is None else ("not-agreed",)):
+            raise LedgerError(f"states an unknown reason: {body.why!r:.40}")
+        signed = len(self.last_signed) if body.why == "not-last" else 0
+        if max(self._agreeing, signed) >= self.rounds.config.threshold:
+            raise LedgerError("states that too few members signed, but enough did")
+        self.why = body.why
+
+    def _countersigned(self, record: Record, body: kinds.Countersigned) -> None:
+        account = self.account
+        expected = account and countersignature(self.rounds.first.run, account.body())
+        if account is None or dict(record.body) != expected or record.author in account.countersigned:
+            raise LedgerError("countersigns something else, or a second time")
+        self.accounts[-1] = replace(account, countersigned=(*account.countersigned, record.author))
+        if not account.final and account.closes is not None:
+            self.windows.setdefault(account.closes, set()).add(record.author)
+
+    def lines(self, *, judged: bool) -> Iterator[Note]:
+        """Yield what `verify` says; unless verdicts are ``judged`` anew, also how that is done."""
+        doubts = {"settlement-disagreed": self.agreed, "settlement-released": self.released}
+        for code, by_member in doubts.items():
+            for number in sorted({number for numbers in by_member.values() for number in numbers}):
+                clients = tuple(name for name, numbers in by_member.items() if number in numbers)
+                yield Note(code, round=number, clients=clients)
+        if (account := self.account) is None:
+            yield Note("settlement-none", why=words(f"unsettled.{self.why or 'unfinished'}"))
+            return
+        yield from about(account, judged=judged)
+        for equation in account.equations:
+            if (forgers := account.odd_parts.get(equation.round)) is not None:
+                clients = forgers or equation.participants
+                code = "settlement-parts-false" if forgers else "settlement-parts"
+                yield Note(code, round=equation.round, clients=clients)
+        needed = account.threshold
+        if account.awaited and not account.final:
+            signed = len(self.windows.get(account.closes or 0, ()))
+            if signed < needed:
+                yield Note("settlement-unopened", count=signed, needed=needed)
+        elif len(account.countersigned) < needed:
+            yield Note("settlement-uncountersigned", count=len(account.countersigned), needed=needed)
+
+
+def about(settled: Settled, *, judged: bool = True) -> Iterator[Note]:
+    """Yield what a settlement came to: how many equations hold, who was named, who is missing."""
+    yield Note("settlement", holding=settled.holding, equations=len(settled.equations))
+    for number, named in settled.named.items():
+        for name, why in named.items():
+            code = "settlement-named" if judged else "settlement-verdict"
+            yield Note(code, round=number, client=name, how=words(f"lie.{why}"))
+    if settled.missing:
+        yield Note("settlement-rest" if settled.final else "settlement-missing", clients=settled.missing)
+    if settled.unproved:
+        code = "settlement-unshown-rest" if settled.final else "settlement-unshown"
+        yield Note(code, clients=settled.unproved)

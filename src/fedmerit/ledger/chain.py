@@ -26,25 +26,28 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any
 
-from fedmerit.errors import LedgerError
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from fedmerit.errors import FedmeritError, FileFormatError, LedgerError
 from fedmerit.identity import SERVER, Signer, canonical, commitment, content, content_of
-from fedmerit.identity import exact as exact
-from fedmerit.identity import number as number
-from fedmerit.scoring.files import runs_below
 
 # ---------------------------------------------------------------------------------------------- the ledger
 
+LEDGER = "ledger.sqlite"
+"""Name of the ledger in a run folder."""
 START = bytes(32)
 WAIT = 5.0
 """Seconds to wait while another process is writing."""
 STEPS = 1_000_000
 """How many steps SQLite may take to open a file: a ledger needs a few dozen."""
+HASH = r"\A[0-9a-f]{64}\Z"
 ROW = 10
 """The least bytes of a row besides its cells."""
 _TABLE = (
@@ -55,6 +58,20 @@ _CELLS = "seq, author, kind, body, digest, signature, seal"
 _END = "pragma_user_version, pragma_application_id"
 _ENDS = "user_version, application_id"
 """Two numbers in the file's header: how many records there are, and a part of the last digest (`_mark`)."""
+
+
+def runs_below(folder: Path) -> str:
+    """Return words for a message: which runs there are in a folder that holds none itself."""
+    names = sorted(path.parent.name for path in folder.glob(f"*/{LEDGER}"))
+    more = ", ..." if len(names) > 3 else ""
+    return f"; there are runs in it: {', '.join(names[:3])}{more}" if names else ""
+
+
+def scores_in(folder: Path) -> Path:
+    """Return the file of reports in a run folder without a ledger."""
+    if not (folder / "scores.json").is_file():
+        raise FileFormatError(f"{folder} holds no run: no {LEDGER} and no scores.json{runs_below(folder)}")
+    return folder / "scores.json"
 
 
 @dataclass(frozen=True)
@@ -86,19 +103,19 @@ class Record:
         return f"record {self.seq} ({self.kind} by {self.author})"
 
 
-class Records(Protocol):
-    """A ledger or a copy of one, to be read and verified."""
-
-    path: Path
-
-    def records(self, kind: str | None = None) -> Iterator[Record]:
-        """Yield all records in order, or those of one kind."""
-
-    @property
-    def head(self) -> str:
-        """The last digest, as hex."""
-
-    def __len__(self) -> int: ...
+@contextmanager
+def reading(record: Record) -> Iterator[None]:
+    """Turn any error about a record's body into a LedgerError that names the record, unless it names one."""
+    try:
+        yield
+    except FedmeritError as error:
+        if isinstance(error, LedgerError) and error.record:
+            raise
+        code = error.code if isinstance(error, LedgerError) else ""
+        raise LedgerError(f"{record.name}: {error}", record=record.seq, code=code) from error
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        problem = f"{record.name}: not a record of its kind: {error!r:.80}"
+        raise LedgerError(problem, record=record.seq) from error
 
 
 def _create(path: Path) -> None:
@@ -138,32 +155,28 @@ class Ledger:
             address += "?mode=ro" if self._log.exists() else "?immutable=1"
         try:
             self._db = sqlite3.connect(address, uri=True, isolation_level=None, timeout=WAIT)
-        except sqlite3.Error as error:
-            raise LedgerError(f"{self.path}: cannot be opened as a ledger: {error}") from error
-        try:
-            self._db.execute("PRAGMA trusted_schema=OFF")
-            self._db.set_progress_handler(lambda: 1, STEPS)
-            if not read_only:
-                self._db.execute("PRAGMA journal_mode=WAL")
-                self._db.execute("PRAGMA synchronous=FULL")
-            self._check_schema()
-            self._db.set_progress_handler(None, 0)
+            with ExitStack() as unless_open:
+                unless_open.callback(self._db.close)
+                self._db.execute("PRAGMA trusted_schema=OFF")
+                self._db.set_progress_handler(lambda: 1, STEPS)
+                if not read_only:
+                    self._db.execute("PRAGMA journal_mode=WAL")
+                    self._db.execute("PRAGMA synchronous=FULL")
+                self._check_schema()
+                self._db.set_progress_handler(None, 0)
+                unless_open.pop_all()
         except (sqlite3.Error, OSError) as error:
-            self._db.close()
             raise LedgerError(f"{self.path}: cannot be opened as a ledger: {error}") from error
-        except LedgerError:
-            self._db.close()
-            raise
 
     def _check_schema(self) -> None:
         """Raise LedgerError unless the file holds exactly the table of records, which a new file gets."""
         query = "SELECT type, name, sql FROM sqlite_master LIMIT 2"
-        found = self._db.execute(query).fetchall()
-        if not found and not self._read_only:
+        schema = self._db.execute(query).fetchall()
+        if not schema and not self._read_only:
             self._db.execute(_TABLE.replace("TABLE", "TABLE IF NOT EXISTS", 1))
-            found = self._db.execute(query).fetchall()
-        if found != [("table", "records", _TABLE)]:
-            held = ", ".join(f"{kind} {name!s:.40}" for kind, name, _ in found) or "nothing"
+            schema = self._db.execute(query).fetchall()
+        if schema != [("table", "records", _TABLE)]:
+            held = ", ".join(f"{kind} {name!s:.40}" for kind, name, _ in schema) or "nothing"
             raise LedgerError(
                 f"{self.path}: cannot be opened as a ledger: expected the table of records and nothing else, "
                 f"got {held}",
@@ -180,9 +193,9 @@ class Ledger:
         Rows that are longer come from pages that are used more than once. A process may be writing meanwhile.
         """
         size = 0
-        for one in (self._log, self.path):
+        for file in (self._log, self.path):
             with suppress(FileNotFoundError):  # of the log, which its writer deletes
-                size += one.stat().st_size
+                size += file.stat().st_size
         return 2 * size + 2**20
 
     def __enter__(self) -> Ledger:
@@ -197,7 +210,7 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Write all records that are appended inside, or none of them."""
+        """Write all records that are appended inside, or none."""
         self._execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -216,9 +229,14 @@ class Ledger:
         signature: bytes = b"",
         seal: Signer | None = None,
     ) -> Record:
-        """Append a record. ``signature`` is its author's, over :func:`content`; ``seal`` signs as server."""
+        """Append a record: ``signature`` is its author's, over :func:`content`; ``seal`` signs as the server.
+
+        A record of the server without a signature is signed by ``seal`` too.
+        """
         if not self._db.in_transaction:
             raise LedgerError("records are appended inside a transaction")
+        if seal and author == SERVER and not signature:
+            signature = seal(content(author, kind, body))
         seq, head = self._tip()
         digest = link(head, seq + 1, content(author, kind, body), signature)
         sealed = seal(digest) if seal else b""
@@ -243,11 +261,11 @@ class Ledger:
         """Yield all records in order, or those of one kind. Bodies are parsed, but nothing is verified."""
         where, values = ("WHERE kind = ?", (kind,)) if kind else ("", ())
         query = f"SELECT {_CELLS}, {_ENDS} FROM records, {_END} {where} ORDER BY seq"  # noqa: S608 - no outside text
-        left = self._most() if self._read_only else None
-        if left is not None:
-            self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, left)
+        room = self._most() if self._read_only else None
+        if room is not None:
+            self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, room)
         rows = self._execute(query, values)
-        last, digest, kept, mark = 0, START, 0, 0
+        last, digest, count, mark = 0, START, 0, 0
         while True:
             try:
                 row = rows.fetchone()
@@ -255,19 +273,18 @@ class Ledger:
                 raise self._damaged(f"after record {last}: {error}") from error
             if row is None:
                 break
-            *cells, kept, mark = row
-            if left is not None:
-                left -= ROW + sum(len(cell) for cell in cells[1:] if isinstance(cell, str | bytes))
-                if left < 0:
+            *cells, count, mark = row
+            if room is not None:
+                room -= ROW + sum(len(cell) for cell in cells[1:] if isinstance(cell, str | bytes))
+                if room < 0:
                     raise self._damaged(f"after record {last}: its rows are longer than the file")
-            found = parsed_record(*cells)
-            yield found
-            last, digest = found.seq, found.digest
+            record = parsed_record(*cells)
+            yield record
+            last, digest = record.seq, record.digest
         if kind is None and last:
-            self._check_end(last, digest, kept, mark)
+            self._check_end(last, digest, count, mark)
 
     def _tip(self) -> tuple[int, bytes]:
-        """Return the last record's number and digest; raise LedgerError if the file's header differs."""
         query = f"SELECT seq, digest, {_ENDS} FROM records, {_END} ORDER BY seq DESC LIMIT 1"  # noqa: S608
         try:
             row = self._execute(query).fetchone()
@@ -275,26 +292,20 @@ class Ledger:
             raise self._damaged(str(error)) from error
         if row is None:
             row = (0, START, *self._execute(f"SELECT {_ENDS} FROM {_END}").fetchone())  # noqa: S608
-        seq, digest, kept, mark = row
+        seq, digest, count, mark = row
         if not isinstance(digest, bytes) or len(digest) != len(START):
             raise self._damaged(f"the digest of record {seq}, the last one, is not a digest")
-        self._check_end(seq, digest, kept, mark)
+        self._check_end(seq, digest, count, mark)
         return int(seq), digest
 
-    def _check_end(self, seq: int, digest: bytes, kept: int, mark: int) -> None:
-        """Raise LedgerError if the header of the file names another last record.
+    def _check_end(self, seq: int, digest: bytes, count: int, mark: int) -> None:
+        """Raise LedgerError unless the header has the number and a part of the digest of the last record.
 
         A damaged page of the table can make the last records disappear, and what is left is a valid chain.
-
-        Args:
-            seq: number of the last record.
-            digest: its digest.
-            kept: number of the last record, according to the header.
-            mark: part of that record's digest, according to the header.
         """
-        if (kept, mark) != (seq, _mark(digest)):
-            here = f"the last one here is record {seq}" if kept != seq else "which is another one here"
-            raise self._damaged(f"by its header it ends with record {kept}, {here}")
+        if (count, mark) != (seq, _mark(digest)):
+            here = f"the last one here is record {seq}" if count != seq else "which is another one here"
+            raise self._damaged(f"by its header it ends with record {count}, {here}")
 
     def _damaged(self, how: str) -> LedgerError:
         return LedgerError(f"{self.path}: damaged: {how}", code="damaged")
@@ -310,25 +321,32 @@ def parsed_record(
     seq: int, author: Any, kind: Any, body: Any, digest: Any, signature: Any, seal: Any
 ) -> Record:
     """Return a row as a record; raise LedgerError if a cell has a wrong type or the body is not canonical."""
-    where = f"record {seq} ({kind!s:.40})"
-    if not isinstance(author, str) or not isinstance(kind, str):
-        raise LedgerError(f"{where}: author and kind must be text", record=seq, code="unreadable")
-    for name, cell in (("body", body), ("digest", digest), ("signature", signature), ("seal", seal)):
-        if not isinstance(cell, bytes):
-            raise LedgerError(
-                f"{where}: the {name} must be bytes, got {type(cell).__name__}", record=seq, code="unreadable"
-            )
     try:
-        parsed = json.loads(body)
-        if canonical(parsed) != body:
-            raise ValueError("not in canonical form")
+        cells = {
+            "author": author,
+            "kind": kind,
+            "body": body,
+            "digest": digest,
+            "signature": signature,
+            "seal": seal,
+        }
+        for name, cell in cells.items():
+            if not isinstance(cell, (expected := str if name in ("author", "kind") else bytes)):
+                raise ValueError(f"the {name} must be {expected.__name__}, got {type(cell).__name__}")
+        parsed = _canonical_value(body)
         if not isinstance(parsed, dict):
-            raise ValueError(f"expected an object, got {type(parsed).__name__}")
+            raise ValueError(f"expected an object as its body, got {type(parsed).__name__}")
     except (ValueError, RecursionError, LedgerError) as error:
-        raise LedgerError(
-            f"{where}: the body cannot be read: {error}", record=seq, code="unreadable"
-        ) from error
+        where = f"record {seq} ({kind!s:.40})"
+        raise LedgerError(f"{where}: cannot be read: {error}", record=seq, code="unreadable") from error
     return Record(seq, author, kind, parsed, digest, signature, seal)
+
+
+def _canonical_value(text: bytes) -> Any:
+    value = json.loads(text)
+    if canonical(value) != text:
+        raise ValueError("not in canonical form")
+    return value
 
 
 def _mark(digest: bytes) -> int:
@@ -342,82 +360,81 @@ def link(previous: bytes, seq: int, content_: bytes, signature: bytes) -> bytes:
     return hashlib.sha256(b"fedmerit chain 1\0" + parts).digest()
 
 
-def verify_chain(ledger: Records, keys: Callable[[Record], Mapping[str, bytes]]) -> bool:
-    """Raise LedgerError at the first record whose digest, signature or seal is wrong.
+def verified(records: Iterable[Record], keys: Callable[[Record], Mapping[str, bytes]]) -> Iterator[Record]:
+    """Yield records in order; raise LedgerError at the first whose digest, signature or seal is wrong.
 
-    Args:
-        ledger: the ledger, or a copy.
-        keys: returns the public keys by author (including the server's), given the first record; an empty
-            mapping for an unsigned ledger.
-
-    Returns:
-        Whether the ledger is signed.
+    ``keys`` returns the public keys by author, given the first record; none for an unsigned ledger.
     """
-    previous, known, check = START, None, _Signatures({})
-    for expected, record in enumerate(ledger.records(), start=1):
+    previous = START
+    raw: Mapping[str, bytes] | None = None
+    used: dict[str, Any] = {}
+    for expected, record in enumerate(records, start=1):
         if record.seq != expected:
             raise LedgerError(
                 f"record {expected} is missing: the next one is number {record.seq}",
                 record=expected,
                 code="missing",
             )
-        said = record.content
-        digest = link(previous, record.seq, said, record.signature)
+        signed = record.content
+        digest = link(previous, record.seq, signed, record.signature)
         if digest != record.digest:
             raise LedgerError(
                 f"{record.name}: this record was altered, or one before it was",
                 record=expected,
                 code="altered",
             )
-        if known is None:
-            known = keys(record)
-            check = _Signatures(known)
-        if known:
-            check(record.author, record.signature, said, record.name, expected, "unsigned")
-            check(SERVER, record.seal, digest, f"{record.name}: seal", expected, "unsealed")
+        if raw is None:
+            raw = keys(record)
+        if raw:
+            _check_signature(record, signed, raw, used)
+            _check_signature(record, digest, raw, used, seal=True)
         elif record.signature or record.seal:
             raise LedgerError(
                 f"{record.name}: signed, in a ledger whose first record names no keys", record=expected
             )
+        yield record
         previous = digest
-    if known is None:
-        raise LedgerError(f"{ledger.path}: the ledger is empty")
-    return bool(known)
 
 
-class _Signatures:
-    """The keys of known authors, ready to check signatures."""
+def _check_signature(
+    record: Record, message: bytes, raw: Mapping[str, bytes], used: dict[str, Any], *, seal: bool = False
+) -> None:
+    """Raise LedgerError unless the author signed, or the server sealed; ``used`` are keys read before."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    def __init__(self, keys: Mapping[str, bytes]) -> None:
-        self._raw = keys
-        self._keys: dict[str, Any] = {}
-
-    def __call__(
-        self, author: str, signature: bytes, message: bytes, where: str, record: int, code: str
-    ) -> None:
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-        if author not in self._raw:
-            raise LedgerError(f"{where}: {author!r} is not on the roster", record=record, code="stranger")
-        if author not in self._keys:
-            try:
-                self._keys[author] = Ed25519PublicKey.from_public_bytes(self._raw[author])
-            except ValueError as error:
-                raise LedgerError(
-                    f"{where}: the key of {author!r} on the roster is not an Ed25519 key",
-                    record=record,
-                    code="stranger",
-                ) from error
+    author, signature = (SERVER, record.seal) if seal else (record.author, record.signature)
+    problem, code = "", "stranger"
+    if author not in raw:
+        problem = f"{author!r} is not on the roster"
+    else:
         try:
-            self._keys[author].verify(signature, message)
-        except InvalidSignature as error:
-            raise LedgerError(f"{where}: not signed by {author}", record=record, code=code) from error
+            if author not in used:
+                used[author] = Ed25519PublicKey.from_public_bytes(raw[author])
+            used[author].verify(signature, message)
+        except ValueError:
+            problem = f"the key of {author!r} on the roster is not an Ed25519 key"
+        except InvalidSignature:
+            problem, code = f"not signed by {author}", "unsealed" if seal else "unsigned"
+    if problem:
+        where = f"{record.name}: seal" if seal else record.name
+        raise LedgerError(f"{where}: {problem}", record=record.seq, code=code)
 
 
 # -------------------------------------------------------------------------------------------------- copies
 
-_FIELDS = {"seq", "author", "kind", "digest", "signature", "seal"}
+Bytes = Annotated[str, Meta(pattern=r"\A([0-9a-f]{2})*\Z")]
+
+
+class _CopiedRecord(msgspec.Struct, forbid_unknown_fields=True):
+    seq: int
+    author: str
+    kind: str
+    digest: Bytes
+    signature: Bytes
+    seal: Bytes
+    body: Any = UNSET
+    withheld: Annotated[str, Meta(pattern=HASH)] | UnsetType = UNSET
 
 
 def exported(ledger: Records, visible: Callable[[Record], bool] = lambda _: True) -> Iterator[bytes]:
@@ -463,34 +480,20 @@ class Copy:
     def __len__(self) -> int:
         return len(self._records)
 
-    def _read(self, number: int, line: bytes) -> Record:
-        where = f"{self.path}: line {number}"
+    def _read(self, number: int, text: bytes) -> Record:
         try:
-            found = json.loads(line)
-            if canonical(found) != line:
-                raise ValueError("not in canonical form")
+            line = msgspec.convert(_canonical_value(text), _CopiedRecord)
+            if (line.body is UNSET) == (line.withheld is UNSET):
+                raise ValueError("expected either body or withheld")
         except (ValueError, RecursionError, LedgerError) as error:
-            raise LedgerError(f"{where}: cannot be read: {error!s:.100}", code="unreadable") from error
-        if not isinstance(found, dict) or set(found) not in (_FIELDS | {"body"}, _FIELDS | {"withheld"}):
             raise LedgerError(
-                f"{where}: expected the fields of a record, and either body or withheld", code="unreadable"
-            )
-        hexadecimal = {"withheld": "", **found}
-        try:
-            raw = {
-                key: bytes.fromhex(hexadecimal[key]) for key in ("digest", "signature", "seal", "withheld")
-            }
-            if any(hexadecimal[key] != value.hex() for key, value in raw.items()):
-                raise ValueError("not lower-case hexadecimal")
-        except (TypeError, ValueError) as error:
-            raise LedgerError(
-                f"{where}: its hashes or signatures cannot be read: {error!s:.60}", code="unreadable"
+                f"{self.path}: line {number}: cannot be read: {error!s:.100}", code="unreadable"
             ) from error
-        withheld = raw.pop("withheld")
-        if type(found["seq"]) is not int or ("withheld" in found and len(withheld) != 32):
-            raise LedgerError(f"{where}: expected a number and a hash of 32 bytes", code="unreadable")
-        body = canonical(found.get("body", {}))
-        record = parsed_record(found["seq"], found["author"], found["kind"], body, **raw)
-        if not withheld:
-            return record
-        return Record(**{**vars(record), "withheld": withheld})
+        cells = (bytes.fromhex(cell) for cell in (line.digest, line.signature, line.seal))
+        body = canonical({} if line.body is UNSET else line.body)
+        record = parsed_record(line.seq, line.author, line.kind, body, *cells)
+        return record if line.withheld is UNSET else replace(record, withheld=bytes.fromhex(line.withheld))
+
+
+Records = Ledger | Copy
+"""What is read and verified."""

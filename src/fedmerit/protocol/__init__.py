@@ -1,20 +1,5 @@
 """The protocol between members and the coordinator, without a transport; `fedmerit.flower` carries the bytes.
 
-What is where::
-
-    messages      the server's messages, as signed bytes of limited size and arrays beside them
-    terms         what a member agrees to when it joins, and what it refuses
-    pool          the committed test pool, and the slices that are revealed
-    outcome       what a round comes to: the sum, the model that follows, a member's report on it
-    memory        what a member remembers of a run between two messages
-    member        one member; every message may be handled by a new process
-    coordinator   the server's rounds
-    direction     the public direction of every round as integers, and the manifest of all of them
-    settlement    statements, the equations that check them, and the scores that follow
-    settler       a member's side of the settlement
-    clearing      the server's side of it
-    naming        who lied, if an equation fails
-
 The exchanges of a run. A round usually has five; the first needs ``join`` and ``advertise`` before it::
 
     exchange   the server sends                                  a member answers

@@ -8,24 +8,40 @@ with too few members is aborted and recorded, and the model stays as it was.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from fedmerit.config import Config
-from fedmerit.errors import BindingError, MessageError, ProtocolError, RoundAborted
+from fedmerit.errors import BindingError, MessageError, ProtocolError, RoundAborted, StoreError
 from fedmerit.identity import Roster
-from fedmerit.protocol.clearing import Archive, Clearing, summed_rounds
 from fedmerit.protocol.direction import Gradient
-from fedmerit.protocol.messages import Ask, Exchange, Parcel, exchange_of, outcome_ask, unpack
+from fedmerit.protocol.measurement import Evaluations, mean
+from fedmerit.protocol.messages import (
+    ANSWER,
+    AdvertiseAsk,
+    Ask,
+    AskBody,
+    CloseAsk,
+    Exchange,
+    HeadsAsk,
+    JoinAsk,
+    Joined,
+    Parcel,
+    ReportAnswer,
+    TrainAsk,
+    answer_of,
+    exchange_of,
+    outcome_ask,
+    parsed,
+)
 from fedmerit.protocol.outcome import (
-    Evaluations,
     Model,
     Outcome,
     Report,
@@ -33,21 +49,28 @@ from fedmerit.protocol.outcome import (
     Told,
     accept,
     check_numbers,
-    mean,
+    model_after,
     model_hash,
     moved,
     sum_hash,
 )
 from fedmerit.protocol.pool import Pool, Sampling, Slice
 from fedmerit.protocol.settlement import Settled
-from fedmerit.protocol.terms import Agreed, are_public, least_scheduled, roster_weights, scheduled_encoding
+from fedmerit.protocol.terms import (
+    Agreed,
+    archived_weights,
+    are_public,
+    least_scheduled,
+    roster_weights,
+    scheduled_encoding,
+)
 from fedmerit.secagg.messages import Blame, Why, head_limit
 from fedmerit.secagg.plain import PlainServer
-from fedmerit.secagg.setting import Setting, Task
+from fedmerit.secagg.quantise import Encoding, Words
+from fedmerit.secagg.setting import STAGES, Task
 
 log = logging.getLogger("fedmerit")
-ANSWER = 4096
-"""Most bytes of a member's answer, not counting what depends on the settings."""
+Arrays = Mapping[str, npt.NDArray[Any]]
 Weights = Callable[[int, Model, Sequence[str]], Mapping[str, float]]
 """(round, M0, schedule) -> the weight of every member, if weights are public."""
 
@@ -148,23 +171,63 @@ class Recorder(Protocol):
         """Record that a member has seen this head of the ledger, if it signed it; return whether it did."""
 
 
+class Archive(Protocol):
+    """Where the server keeps what a settlement needs, one set of arrays per kind and round."""
+
+    def save(self, kind: str, number: int, arrays: Arrays) -> None:
+        """Keep arrays, whole or not at all."""
+
+    def load(self, kind: str, number: int) -> dict[str, npt.NDArray[Any]]:
+        """Return what was kept; raise StoreError if it is gone or damaged."""
+
+    def has(self, kind: str, number: int) -> bool:
+        """Return whether there is such a set of arrays."""
+
+    def drop(self, kind: str, number: int) -> None:
+        """Delete a set of arrays."""
+
+
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """A round as the archive holds it: the sum, the models before and after it, and how it is encoded."""
+
+    round: int
+    participants: tuple[str, ...]
+    m0: Model
+    m: Model
+    words: Words
+    weight: float
+    encoding: Encoding
+
+
+def summed_rounds(archive: Archive, rounds: Iterable[Round], config: Config) -> Iterator[Summed]:
+    """Yield every round with a sum, in order, as an archive holds it."""
+    m: Model | None = None
+    for round in rounds:
+        if round.aborted:
+            continue
+        archived = archive.load("round", round.number)
+        m0, x = archived.get("m0", m), archived["x"]
+        if m0 is None:
+            raise StoreError(f"the archive has no model of round {round.number}")
+        weights = archived_weights(archived, round.scheduled)
+        encoding, public = scheduled_encoding(config, m0.size, round.scheduled, weights)
+        m, decoded = model_after(m0, x, encoding, round.included, public)
+        yield Summed(round.number, round.included, m0, m, x, decoded.total_weight, encoding)
+
+
 @dataclass(eq=False)
 class Coordinator:
     """The server's side of a run: it runs the rounds.
 
     Args:
-        recorder: records the run.
-        pool: the test pool.
-        transport: carries messages to members.
         evaluate: returns per-sample utilities of a model; None if the server cannot evaluate.
         weights: returns public weights that do not come from the roster; only in a rehearsal.
         first: the first model, if its utilities are recorded too; only in a rehearsal.
         rehearsal: whether one process holds all members. Utilities may then have any range, and errors of
             user code end the run.
-        gradient: of the paid utility along a path; needed where the run is settled.
-        archive: where the server keeps what a settlement needs.
-        awaited: waits for members who are away at the settlement, as long as it sees fit; returns those who
-            are back, or nobody.
+        gradient: of the paid utility along a path; like ``archive``, needed where the run is settled.
+        awaited: waits for members who are away at the settlement; returns those who are back, or nobody.
         opening: is told of test samples before any member is shown them.
     """
 
@@ -194,7 +257,7 @@ class Coordinator:
         return model_hash(self.first)
 
     def ask(
-        self, kind: Exchange, number: int, body: Mapping[str, Any], arrays: Mapping[str, Any] | None = None
+        self, kind: Exchange, number: int, body: AskBody, arrays: Mapping[str, Any] | None = None
     ) -> Parcel:
         """Return a signed message of this run, with arrays beside it."""
         return Ask(kind, self.recorder.run, number, body, arrays or {}).pack(self.recorder.sign)
@@ -202,24 +265,17 @@ class Coordinator:
     def invitation(self) -> Parcel:
         """Return the message that asks a member to join: the terms it is to sign."""
         agreed = self.recorder.agreed
-        body = {"terms": dict(agreed.terms), "commitment": dict(agreed.commitment), "server": agreed.server}
-        return self.ask("join", 0, body)
+        return self.ask("join", 0, JoinAsk(dict(agreed.terms), dict(agreed.commitment), agreed.server))
 
     def admit(self, address: str, answer: bytes) -> str:
         """Return the member at an address and record that it joined; raise unless it proves who it is."""
-        if len(answer) > ANSWER:
-            raise MessageError(
-                f"the node at {address} answered an invitation with {len(answer)} bytes, at most {ANSWER} "
-                "are allowed",
-                stage="join",
-            )
-        match unpack(answer, "an answer to an invitation", values=4):
-            case [str(name), bytes(signature), bytes(handed)] if name in self.config.clients:
-                if self.recorder.joined(name, address, handed, signature):
-                    self._handed[name] = handed
-                    return name
-                raise BindingError("did not sign with its key on the roster", stage="join", member=name)
-        raise MessageError(f"the node at {address} is not a member of the roster", stage="join")
+        joined = answer_of(f"the node at {address}", answer, Joined, "join")
+        if (name := joined.name) not in self.config.clients:
+            raise MessageError(f"the node at {address} is not a member of the roster", stage="join")
+        if not self.recorder.joined(name, address, joined.run_config, joined.signature):
+            raise BindingError("did not sign with its key on the roster", stage="join", member=name)
+        self._handed[name] = joined.run_config
+        return name
 
     def run_config(self, members: Sequence[str]) -> bytes:
         """Return the digest of the run config that most of these members have; note the members who differ.
@@ -239,11 +295,7 @@ class Coordinator:
     def round(self, number: int, m0: Model, members: Sequence[str], extra: bytes = b"") -> Model | None:
         """Run and record one round; return M, or None if the round was aborted.
 
-        Args:
-            number: number of the round, counted from 1.
-            m0: the model that the train messages carry.
-            members: who is scheduled, in any order.
-            extra: digest of everything else that the train messages carry, the same for all members.
+        ``extra`` is the digest of all that the train messages carry beside M0, the same for all members.
         """
         blamed = self._blamed()
         scheduled = tuple(name for name in self.config.clients if name in {*members} - blamed)
@@ -273,17 +325,15 @@ class Coordinator:
             self.note(f"round {number} aborted, the model is unchanged: {error}")
             self.recorder.close(found, m0, None, None)
             return None
-        found.included, there = outcome.included, self._there(server)
+        found.included = outcome.included
+        present = [name for name in result.included if name in server.heads["unmask"]]
         del server, result  # its sums are as large as three models
         if shown is not None and self.opening is not None:
             self.opening(shown)
-        self._reports(found, told, outcome, there)
+        self._reports(found, told, outcome, present)
         self.recorder.close(found, outcome.model, outcome, self._measured(m0, outcome))
-        if not self.rehearsal:
-            log.info(
-                "round %d: %d scheduled, %d summed, %d reported",
-                *(number, len(scheduled), len(found.included), len(found.reports)),
-            )
+        summed, reported = len(found.included), len(found.reports)
+        self.tell(f"round {number}: {len(scheduled)} scheduled, {summed} summed, {reported} reported")
         for name in found.differences():
             self.note(
                 f"round {number}: {name} measured a different v(M0) or v(M) from the one used for scores"
@@ -298,26 +348,21 @@ class Coordinator:
             return
         assert self.archive is not None
         assert server.result is not None
-        kept: dict[str, Any] = {"x": server.result.words}
-        before = [one for one in self.recorder.rounds if not one.aborted]
+        arrays: dict[str, Any] = {"x": server.result.words}
+        before = [round for round in self.recorder.rounds if not round.aborted]
         if not before or before[-1].body["m"] != m0_hash:
-            kept["m0"] = m0
+            arrays["m0"] = m0
         if weights is not None:
-            kept["weights"] = np.asarray(weights, np.float64)
-        if shown := server.proof:
-            self.archive.save("masks", number, {key: np.frombuffer(v, np.uint8) for key, v in shown.items()})
-        self.archive.save("round", number, kept)  # last: where it is, the rest is too
+            arrays["weights"] = np.asarray(weights, np.float64)
+        if proof := server.proof:
+            self.archive.save("masks", number, {key: np.frombuffer(v, np.uint8) for key, v in proof.items()})
+        self.archive.save("round", number, arrays)  # last: where it is, the rest is too
 
     def take_up(self, found: Round, head: str, model: Model) -> None:
-        """Close a round that a server left open when it died.
+        """Close a round that a server left open when it died; ``head`` is the ledger's before the round.
 
         If its sum was archived, the round counts, and everybody in it is silent: members may have
         acknowledged the sum already, and would not settle without it. Otherwise it is aborted.
-
-        Args:
-            found: who was scheduled, whose masked inputs were recorded (``included``), who was blamed.
-            head: of the ledger before the round.
-            model: the last one.
         """
         assert self.archive is not None
         number = found.number
@@ -326,11 +371,11 @@ class Coordinator:
             self.note(f"round {number} aborted, the model is unchanged: {found.aborted}")
             self.recorder.close(found, model, None, None)
             return
-        *_, one = summed_rounds(self.archive, [*self.recorder.rounds, found], self.config)
+        *_, last = summed_rounds(self.archive, [*self.recorder.rounds, found], self.config)
         shown = self.pool.slice(number) if self.config.reports else None
-        where = (one.participants, shown, model_hash(one.m0), head, sum_hash(one.words))
+        where = (last.participants, shown, model_hash(last.m0), head, sum_hash(last.words))
         self.note(f"round {number} is closed with its sum, which was known when the server stopped")
-        self.recorder.close(found, one.m, Outcome(number, one.m, one.weight, *where), {})
+        self.recorder.close(found, last.m, Outcome(number, last.m, last.weight, *where), {})
 
     def _weights(self, number: int, m0: Model, scheduled: Sequence[str]) -> Mapping[str, float] | None:
         """Return the weight of every member, or None if weights are not public."""
@@ -338,10 +383,9 @@ class Coordinator:
             return None
         return self.weights(number, m0, scheduled) if self.weights else roster_weights(self.config)
 
-    def _setting(self, number: int, scheduled: Sequence[str]) -> Setting:
-        return self.recorder.agreed.setting(self.recorder.run, number, scheduled, self.recorder.roster)
-
-    def _new_server(self, setting: Setting) -> PlainServer:
+    def _new_server(self, number: int, scheduled: Sequence[str]) -> PlainServer:
+        recorder = self.recorder
+        setting = recorder.agreed.setting(recorder.run, number, scheduled, recorder.roster)
         if not self.config.secure_aggregation.enabled:
             return PlainServer(setting)
         from fedmerit.secagg.server import Server
@@ -353,8 +397,8 @@ class Coordinator:
         early, self._early = self._early, None
         if early is not None and early[1] == number and early[0].setting.members == scheduled:
             return early[0]
-        server = self._new_server(self._setting(number, scheduled))
-        for name, answer in self.exchange("advertise", number, scheduled, {"members": list(scheduled)}):
+        server = self._new_server(number, scheduled)
+        for name, answer in self.exchange("advertise", number, scheduled, AdvertiseAsk(scheduled)):
             self._receive(server, name, answer)
         return server
 
@@ -362,11 +406,12 @@ class Coordinator:
         self, server: PlainServer, number: int, found: Round, public: Mapping[str, float] | None
     ) -> None:
         """Run the stages after the keys; record the hashes of the masked inputs before any unmasking."""
-        told = {"weights": dict(public)} if public is not None and self.weights else {}
+        weights = dict(public) if public is not None and self.weights else None
         try:
             shown = server.advance()
-            for stage in server.setting.stages[1:]:
-                body = {"list": next(iter(shown.values())), **(told if stage == "masked" else {})}
+            for stage in STAGES[1:]:
+                heads = next(iter(shown.values()))
+                body = TrainAsk(heads, weights) if stage == "masked" else HeadsAsk(heads)
                 for name, answer in self.exchange(exchange_of(stage), number, [*shown], body):
                     self._receive(server, name, answer)
                 if stage == "masked":
@@ -382,37 +427,32 @@ class Coordinator:
         try:
             return server.advance()
         finally:
-            for one in server.blames[len(found.blamed) :]:
-                found.blamed += (one.member,)
-                self.recorder.blame(found.number, one)
-                did = BLAMED[one.why].format(by=one.by)
-                self.note(f"round {found.number}: {one.member} {did}: it takes part in no later round")
+            for blame in server.blames[len(found.blamed) :]:
+                found.blamed += (blame.member,)
+                self.recorder.blame(found.number, blame)
+                did = BLAMED[blame.why].format(by=blame.by)
+                self.note(f"round {found.number}: {blame.member} {did}: it takes part in no later round")
 
     def _blamed(self, *more: str) -> set[str]:
         """Return who was blamed in an earlier round or now; no such member is scheduled again."""
-        return {name for one in self.recorder.rounds for name in one.blamed} | {*more}
-
-    def _there(self, server: PlainServer) -> list[str]:
-        """Return the members who are in the sum and answered its last stage."""
-        assert server.result is not None
-        return [name for name in server.result.included if name in server.heads["unmask"]]
+        return {name for round in self.recorder.rounds for name in round.blamed} | {*more}
 
     # ----------------------------------------------------------------------------------------------- reports
 
-    def _reports(self, found: Round, told: Told, outcome: Outcome, there: Sequence[str]) -> None:
-        """Ask the remaining members for reports and, in the same message, for keys for the next round."""
+    def _reports(self, found: Round, told: Told, outcome: Outcome, members: Sequence[str]) -> None:
+        """Ask members for reports and, in the same message, for keys for the next round."""
         number = found.number
         following: list[str] = []
         if number < self.config.training.rounds:
-            present = set(self.transport.expected(number + 1)) - self._blamed(*found.blamed)
-            following = [name for name in self.config.clients if name in present]
+            expected = set(self.transport.expected(number + 1)) - self._blamed(*found.blamed)
+            following = [name for name in self.config.clients if name in expected]
         server = None
         if len(following) >= least_scheduled(self.config):
-            server = self._new_server(self._setting(number + 1, following))
+            server = self._new_server(number + 1, following)
         ask = outcome_ask(self.recorder.run, told, following if server else [])
-        asks = dict.fromkeys(there, ask.pack(self.recorder.sign)) if there else {}
+        asks = dict.fromkeys(members, ask.pack(self.recorder.sign)) if members else {}
         utilities = self.config.scoring.utilities if self.config.reports else ()
-        sampling = Sampling.of(self.config, self.recorder.agreed.commitment)
+        sampling = Sampling(bool(self.recorder.agreed.commitment.get("balanced")))
         for name, answer in self.transport.exchange("report", asks) if asks else ():
             try:
                 report, signature, keys = self._opened(name, answer)
@@ -422,7 +462,7 @@ class Coordinator:
                 if not self.recorder.take(report, signature):
                     raise BindingError("did not sign its report", stage="report", member=name)
             except Exception as error:  # a bad answer costs only this member its report
-                self._refuse(number, error)
+                self.note(f"round {number}: refused: {error}")
                 continue
             found.reports[name] = report
             if server and keys:
@@ -431,7 +471,7 @@ class Coordinator:
         if server is None:
             return
         others = [name for name in following if name not in asks]
-        for name, answer in self.exchange("advertise", number + 1, others, {"members": following}):
+        for name, answer in self.exchange("advertise", number + 1, others, AdvertiseAsk(tuple(following))):
             self._receive(server, name, answer)
         if set(following) <= {*server.heads["advertise"]}:
             self._early = server, number + 1
@@ -440,18 +480,9 @@ class Coordinator:
         utilities = self.config.scoring.utilities  # a name takes up to 12 bytes per character as JSON
         limit = ANSWER + sum(ANSWER + 12 * len(utility) for utility in utilities)
         limit += head_limit(len(self.config.clients))
-        if len(answer) > limit:
-            raise MessageError(
-                f"a report has at most {limit} bytes, got {len(answer)}", stage="report", member=name
-            )
-        match unpack(answer, "an answer to a request for a report", values=4):
-            case [bytes(body), bytes(signature), bytes(keys)]:
-                try:
-                    parsed = json.loads(body)
-                except (ValueError, RecursionError):
-                    raise MessageError("its report cannot be read", stage="report", member=name) from None
-                return Report.from_body(name, parsed, run=self.recorder.run), signature, keys
-        raise MessageError("not a report", stage="report", member=name)
+        reported = answer_of(name, answer, ReportAnswer, "report", limit)
+        report = Report.from_body(name, parsed(reported.text, "report"), run=self.recorder.run)
+        return report, reported.signature, reported.keys
 
     def _measured(self, m0: Model, outcome: Outcome) -> dict[str, dict[str, float]] | None:
         """Return v(M0) and v(M) of every utility as the server measures them; None if it cannot evaluate."""
@@ -479,40 +510,17 @@ class Coordinator:
             name: {which: mean(values[name]) for which, values in found.items()} for name in found["empty"]
         }
 
-    def finish(self, model: Model) -> None:
-        """Settle the run, record its end, and ask all members who are present to sign the ledger's head.
-
-        A run between machines has no end as long as it may still be settled with members who are away.
-        """
-        closed = len(self.recorder.rounds)
-        present = self.transport.expected(closed + 1)  # members who come back now join before the end
-        if self.config.settles:
-            assert self.gradient is not None
-            assert self.archive is not None
-            summed = sum(not one.aborted for one in self.recorder.rounds)
-            self._tell(f"the rounds are over: members check the sums of {summed} of them, one by one")
-            clearing = Clearing(self, self.gradient, self.archive)
-            self.settled = clearing.run(present)
-            if clearing.waits and not self.rehearsal:
-                return
-            if (settled := self.settled) is not None:
-                who = ", ".join(settled.awaited)
-                away = f"; answers of {who} are still taken (fedmerit settle add)" if who else ""
-                self._tell(f"settled: {settled.holding} of {len(settled.equations)} equations hold{away}")
-        self.recorder.end(model)
-        self.seal(present, self.recorder.head)
-
     def seal(self, members: Sequence[str], head: str) -> None:
         """Ask members to sign the ledger's head at the end of the run; a member signs only one."""
         number = min(len(self.recorder.rounds), self.config.training.rounds)
-        for name, signature in self.exchange("close", number, members, {"head": head}):
+        for name, signature in self.exchange("close", number, members, CloseAsk(head)):
             if not self.recorder.seen(name, head, signature):
                 self.note(f"{name} did not sign the ledger's head")
 
     # --------------------------------------------------------------------------------------------- internals
 
     def exchange(
-        self, kind: Exchange, number: int, members: Sequence[str], body: Mapping[str, Any]
+        self, kind: Exchange, number: int, members: Sequence[str], body: AskBody
     ) -> Iterable[tuple[str, bytes]]:
         """Send one message, packed and signed once, to all of these members."""
         if not members:
@@ -523,12 +531,9 @@ class Coordinator:
         try:
             server.receive(answer, name)
         except ProtocolError as error:
-            self._refuse(server.setting.round, error)
+            self.note(f"round {server.setting.round}: refused: {error}")
 
-    def _refuse(self, number: int, error: Exception) -> None:
-        self.note(f"round {number}: refused: {error}")
-
-    def _tell(self, text: str) -> None:
+    def tell(self, text: str) -> None:
         """Log progress, outside of rehearsals, which show their own."""
         if not self.rehearsal:
             log.info("%s", text)

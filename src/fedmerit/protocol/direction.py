@@ -26,9 +26,9 @@ import numpy.typing as npt
 
 from fedmerit.errors import BindingError, InputError, MessageError, SettlementError
 from fedmerit.identity import canonical, exact, number
-from fedmerit.protocol.outcome import Model
+from fedmerit.protocol.outcome import Model, integer
 from fedmerit.protocol.pool import Indices, Slice
-from fedmerit.scoring.metrics import BLOCKS as METRIC_BLOCKS
+from fedmerit.scoring.sampling import BLOCKS as METRIC_BLOCKS
 from fedmerit.secagg.quantise import BLOCK, Encoding, Words
 
 POINTS: Final = (3, 7)
@@ -36,6 +36,8 @@ POINTS: Final = (3, 7)
 REST: Final = 0.02
 """The largest rest, as a share of the gain, at which the first points are enough."""
 LARGEST: Final = 2**31 - 1
+LEAST_SIZE: Final = 1e-20
+"""What |u|_1 of a block counts as at least: no part in a flatter one differs from 0."""
 TOLERANCE: Final = 1e-5
 """How far apart two machines may find a direction, as a share of its length.
 
@@ -56,13 +58,7 @@ Direction = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """The gradient of a utility, averaged over the path from M0 to M, by block of the test slice.
-
-    Args:
-        blocks: shape (B, P); of the mean over the samples of each block.
-        empty: v(M0).
-        grand: v(M).
-    """
+    """The gradient of the mean utility of each block, averaged over the path: shape (B, P); v(M0), v(M)."""
 
     blocks: npt.NDArray[Any]
     empty: float
@@ -121,47 +117,32 @@ def deal(
 def metric_blocks(y: npt.ArrayLike, *, balanced: bool) -> list[Indices]:
     """Return the blocks of the jackknife of a metric of the whole test set.
 
-    They are dealt by class only if the samples were drawn class by class. Otherwise the mix of classes is
-    due to chance too, and a metric that hangs on it, such as F1, would seem too certain.
-
-    Args:
-        y: targets.
-        balanced: whether the samples were drawn class by class.
+    They are dealt by class only if the samples were drawn class by class (``balanced``). Otherwise the mix of
+    classes is due to chance too, and a metric that hangs on it, such as F1, would seem too certain.
     """
     return deal(y, min(METRIC_BLOCKS, len(np.asarray(y))), classes=balanced)[0]
 
 
-def blocks_of(shown: Slice, blocks: int, *, balanced: bool) -> tuple[list[Indices], bool]:
+BLOCKS = 16
+"""Blocks of the settled samples, for standard errors; fewer if there are fewer samples."""
+
+
+def blocks_of(shown: Slice, *, balanced: bool) -> tuple[list[Indices], bool]:
     """Return the blocks of the opened test slice, which follow from its samples, and whether by class.
 
-    As in `metric_blocks`, they are dealt by class only if the pool was drawn class by class: blocks with the
-    same mix of classes do not show how far a score follows from the mix that chance gave the pool.
-
-    Args:
-        shown: the slice.
-        blocks: how many, at most one per sample.
-        balanced: whether the pool was drawn class by class.
+    As in `metric_blocks`, they are dealt by class only if the pool was drawn class by class (``balanced``).
     """
-    return deal(shown.y, min(blocks, len(shown.y)), shown.id, classes=balanced)
+    return deal(shown.y, min(BLOCKS, len(shown.y)), shown.id, classes=balanced)
 
 
 def slopes_of(
     gradient: Gradient, m0: Model, m: Model, shown: Slice, blocks: Sequence[Indices], points: int | None
 ) -> tuple[Slopes, int, float]:
-    """Return the slopes of a round, the points of the path that they need, and the rest of the gain.
+    r"""Return the slopes of a round, the points of the path that they need, and the rest of the gain.
 
-    .. math:: \\mathrm{rest} = v(M) - v(M_0) - \\langle M - M_0, \\bar g \\rangle
+    .. math:: \mathrm{rest} = v(M) - v(M_0) - \langle M - M_0, \bar g \rangle
 
-    Args:
-        gradient: the member's or server's own function.
-        m0: model before the round.
-        m: model after it.
-        shown: the test slice.
-        blocks: positions of each block's samples.
-        points: of the path; None takes the first of `POINTS` that leaves at most `REST` of the gain.
-
-    Raises:
-        SettlementError: the gradient is not finite.
+    ``points`` None takes the first of `POINTS` that leaves at most `REST` of the gain.
     """
     sizes = [len(block) for block in blocks]
     for tried in POINTS if points is None else (points,):
@@ -211,20 +192,13 @@ def product(words: Words, direction: npt.NDArray[np.integer[Any]]) -> int:
 
 
 def scale_of(sizes: Iterable[float]) -> float:
-    """Return the scale s of a run.
+    r"""Return the scale s of a run, from |u|_1 of every round.
 
-    .. math:: s = \\frac{\\max_t |u_t|_1}{2^{31} - 1}, \\qquad u_t = \\bar g_t \\, \\mathrm{step}_t / W_t
+    .. math:: s = \frac{\max_t |u_t|_1}{2^{31} - 1}, \qquad u_t = \bar g_t \, \mathrm{step}_t / W_t
 
-    So a direction has about 2^31 units in all, and each coordinate fits into 32 bits. The integers of n
-    members within the bound are at most 2^31 / n in size, so nobody's product exceeds 2^62 / n by more than
-    rounding: masks of 64 bits prove it, whatever the others send. Rounding P coordinates changes the product
-    with an update by about sqrt(P) 2^-33 of their lengths, and `differs` sees that it favours nobody.
-
-    Args:
-        sizes: |u|_1 of every round.
-
-    Raises:
-        SettlementError: all directions are zero.
+    So each coordinate fits into 32 bits, and nobody's product exceeds 2^62 / n by more than rounding: masks
+    of 64 bits prove it. Rounding P coordinates changes the product with an update by about sqrt(P) 2^-33 of
+    their lengths, and `differs` sees that it favours nobody.
     """
     if not (most := max(sizes)):
         raise SettlementError(
@@ -233,6 +207,11 @@ def scale_of(sizes: Iterable[float]) -> float:
             code="no-gain",
         )
     return most / LARGEST
+
+
+def block_scale(values: npt.NDArray[np.float64]) -> float:
+    """Return the scale of the direction of one block, by the rule of `scale_of`."""
+    return max(float(np.abs(values).sum()), LEAST_SIZE) / LARGEST
 
 
 def integers(values: npt.NDArray[np.float64], scale: float, encoding: Encoding) -> Direction:
@@ -278,6 +257,42 @@ def direction_hash(direction: Direction) -> str:
 
 
 @dataclass(frozen=True)
+class Along:
+    """A direction along which masks prove products: of a round, or of one block of the pool in it.
+
+    ``g`` is its hash, ``scale`` what one unit of a product is worth, ``product`` <X, g>. With block None it
+    is the round's own direction, which the manifest fixes.
+    """
+
+    round: int
+    block: int | None
+    g: str
+    scale: float
+    product: int
+
+    def body(self) -> dict[str, Any]:
+        """Return the direction without floats, for messages and the ledger."""
+        return {**vars(self), "scale": exact(self.scale), "product": str(self.product)}
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Along:
+        """Read a direction; raise MessageError if it is none."""
+        try:
+            block = None if body["block"] is None else integer(body["block"])
+            scale, product = number(body["scale"]), whole_number(body["product"])
+            if not (LEAST_SIZE / LARGEST <= scale < math.inf) or (block or 0) < 0:
+                raise ValueError("a block or a scale that there is not")
+            return cls(integer(body["round"]), block, str(body["g"]), scale, product)
+        except (LookupError, TypeError, ValueError) as error:
+            raise MessageError(f"not a direction: {error!r:.120}", stage="table") from None
+
+    @property
+    def purpose(self) -> str:
+        """Under what a member remembers that it answered this direction."""
+        return "" if self.block is None else str(self.block)
+
+
+@dataclass(frozen=True)
 class Entry:
     """A round in the manifest: hashes of models, sum and direction, and what everybody can recompute."""
 
@@ -307,8 +322,8 @@ class Entry:
         values: dict[str, Any] = {key: number(body[key]) for key in _FLOATS}
         values |= {key: str(body[key]) for key in ("m0", "m", "x", "g")}
         return cls(
-            round=_whole(body["round"]),
-            points=_whole(body["points"]),
+            round=integer(body["round"]),
+            points=integer(body["points"]),
             product=whole_number(body["product"]),
             participants=tuple(str(name) for name in body["participants"]),
             blocks=tuple(number(value) for value in body["blocks"]),
@@ -317,8 +332,6 @@ class Entry:
 
 
 _FLOATS = ("weight", "step", "size", "empty", "grand", "rest")
-
-
 _FACTS = ("run", "utility", "pool", "blocks", "stratified", "scale", "coordinates")
 
 
@@ -326,15 +339,8 @@ _FACTS = ("run", "utility", "pool", "blocks", "stratified", "scale", "coordinate
 class Manifest:
     """All directions of a run, by hash; its digest is what members agree on before anybody states.
 
-    Args:
-        run: identifier of the run.
-        utility: the paid one.
-        pool: id of the opened test slice.
-        blocks: samples in each block.
-        stratified: whether each block has the same mix of classes.
-        scale: s.
-        coordinates: P.
-        rounds: every round with a sum, in order.
+    ``blocks`` are the samples in each, ``stratified`` whether each has the same mix of classes, ``scale`` s,
+    ``coordinates`` P, ``pool`` the id of the opened test slice, ``rounds`` every round with a sum, in order.
     """
 
     run: str
@@ -349,7 +355,7 @@ class Manifest:
     def body(self) -> dict[str, Any]:
         """Return the manifest without floats, for hashing and the ledger."""
         plain = {key: _plain(value) for key, value in vars(self).items() if key in _FACTS}
-        return {**plain, "rounds": [one.body() for one in self.rounds]}
+        return {**plain, "rounds": [entry.body() for entry in self.rounds]}
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Manifest:
@@ -359,10 +365,10 @@ class Manifest:
                 run=str(body["run"]),
                 utility=str(body["utility"]),
                 pool=str(body["pool"]),
-                blocks=tuple(_whole(size) for size in body["blocks"]),
+                blocks=tuple(integer(size) for size in body["blocks"]),
                 stratified=body["stratified"],
                 scale=number(body["scale"]),
-                coordinates=_whole(body["coordinates"]),
+                coordinates=integer(body["coordinates"]),
                 rounds=tuple(Entry.from_body(one) for one in body["rounds"]),
             )
             wrong = found._wrong() or ("not written as servers write it" if found.body() != body else "")
@@ -373,19 +379,19 @@ class Manifest:
         return found
 
     def _wrong(self) -> str:
-        numbers = [one.round for one in self.rounds]
+        numbers = [entry.round for entry in self.rounds]
         if not numbers or numbers != sorted(set(numbers)) or numbers[0] < 1:
             return "expected rounds in order"
         if not self.blocks or min(self.blocks) < 1 or type(self.stratified) is not bool:
             return "expected blocks of at least one sample"
-        for one in self.rounds:
-            if not one.participants or len(set(one.participants)) != len(one.participants):
-                return f"round {one.round} names a member twice, or nobody"
-            if len(one.blocks) != len(self.blocks) or one.points not in POINTS:
-                return f"round {one.round} has other blocks or points"
-            if not (one.step > 0 and one.weight > 0 and math.isfinite(one.size)):
-                return f"round {one.round} has numbers that no round has"
-        if self.scale != scale_of(one.size for one in self.rounds):
+        for entry in self.rounds:
+            if not entry.participants or len(set(entry.participants)) != len(entry.participants):
+                return f"round {entry.round} names a member twice, or nobody"
+            if len(entry.blocks) != len(self.blocks) or entry.points not in POINTS:
+                return f"round {entry.round} has other blocks or points"
+            if not (entry.step > 0 and entry.weight > 0 and math.isfinite(entry.size)):
+                return f"round {entry.round} has numbers that no round has"
+        if self.scale != scale_of(entry.size for entry in self.rounds):
             return "its scale does not follow from its rounds"
         return "its directions do not add up to the gain" if self.off_gain else ""
 
@@ -396,8 +402,8 @@ class Manifest:
         Beside the rest that the path leaves in each round, at most `OFF_GAIN` of the gain may be lost, in the
         rounding of directions and of models.
         """
-        gains = [one.grand - one.empty for one in self.rounds]
-        due = math.fsum(gain - one.rest for gain, one in zip(gains, self.rounds, strict=True))
+        gains = [entry.grand - entry.empty for entry in self.rounds]
+        due = math.fsum(gain - entry.rest for gain, entry in zip(gains, self.rounds, strict=True))
         return abs(self.scale * self.product - due) > OFF_GAIN * math.fsum(map(abs, gains)) + 1e-9
 
     @cached_property
@@ -417,20 +423,24 @@ class Manifest:
 
     def entry(self, round: int) -> Entry:
         """Return a round's entry; raise MessageError if there is none."""
-        found = self._entries.get(round) if isinstance(round, int) else None  # messages name anything
-        if found is None:
+        if not isinstance(round, int) or round not in self._entries:  # messages name anything
             raise MessageError(f"the manifest has no round {round}", stage="agree")
-        return found
+        return self._entries[round]
+
+    def along(self, round: int) -> Along:
+        """Return the direction of a round."""
+        entry = self.entry(round)
+        return Along(round, None, entry.g, self.scale, entry.product)
 
     @cached_property
     def _entries(self) -> dict[int, Entry]:
         return {one.round: one for one in self.rounds}
 
 
-def manifest_limit(rounds: int, blocks: int, members: Iterable[str]) -> int:
+def manifest_limit(rounds: int, members: Iterable[str]) -> int:
     """Return the most bytes of a manifest, which a member compares before it parses one."""
     names = sum(12 * len(name) + 4 for name in members)  # as JSON, a character has up to 12 bytes
-    return 2048 + 32 * blocks + rounds * (2048 + 32 * blocks + names)
+    return 2048 + 32 * BLOCKS + rounds * (2048 + 32 * BLOCKS + names)
 
 
 def block_products(
@@ -450,6 +460,12 @@ def as_units(slopes: Slopes, sizes: Sequence[int], step: float, weight: float) -
     return whole(slopes, sizes) * (step / weight)
 
 
+def block_units(slopes: Slopes, block: int, step: float, weight: float) -> npt.NDArray[np.float64]:
+    """Return the same of one block."""
+    row: npt.NDArray[np.float64] = slopes.blocks[block].astype(np.float64)
+    return row * (step / weight)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return exact(value)
@@ -463,10 +479,4 @@ def whole_number(text: Any) -> int:
     value = int(text) if isinstance(text, str) and len(text) < 40 else 0
     if str(value) != text:
         raise ValueError(f"expected a whole number as text, got {text!r:.40}")
-    return value
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int:
-        raise ValueError(f"expected a whole number, got {value!r:.40}")
     return value

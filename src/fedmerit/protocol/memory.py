@@ -1,30 +1,189 @@
 """What a member remembers of a run between two messages.
 
-`MemberState` is the interface. `MemoryState` keeps it in memory; `fedmerit.storage.member_state` keeps it in
-sealed files beside the key.
+`Value` names every value and its type. `MemberState` is the interface of what stores them: `MemoryState` in
+memory, `fedmerit.storage.member_state` in sealed files beside the key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, get_origin
 
-from fedmerit.protocol.outcome import file_name
-from fedmerit.protocol.terms import Lineage
-from fedmerit.secagg.state import Released
+import numpy as np
+import numpy.typing as npt
+from msgspec import MsgspecError, Struct, msgpack
 
-KEPT = ("began", "update", "client", "signed", "stated", "table")
+from fedmerit.config import Config
+from fedmerit.errors import BindingError, MessageError, RefusedError
+from fedmerit.identity import Roster, content
+from fedmerit.protocol.direction import Gradient
+from fedmerit.protocol.messages import Accord
+from fedmerit.protocol.terms import FLOWER, REHEARSALS, Agreed, Lineage, scheduled_encoding
+from fedmerit.secagg.plain import PlainClient
+from fedmerit.secagg.quantise import Encoding, Words
+from fedmerit.secagg.setting import Released
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from fedmerit.secagg.client import Client
+
+log = logging.getLogger("fedmerit")
+T = TypeVar("T")
+Gradients = Callable[[Any, str], Gradient]
+"""(shape noted by training, name of the utility) -> the gradient of its mean over a path."""
+Array = npt.NDArray[Any]
+
+# ------------------------------------------------------------------------------------------ what is stored
+
+
+@dataclass(frozen=True)
+class Value(Generic[T]):
+    """The name and the type of a value; one of a round has the number of that round in its name."""
+
+    name: str
+    kind: Any
+
+    def of(self, number: int) -> Value[T]:
+        """Return the value of a round."""
+        return Value(f"{number:04d}.{self.name}", self.kind)
+
+
+class SignedHead(Struct, frozen=True):
+    """The last head that a member signed."""
+
+    round: int
+    head: str
+
+
+class ShownManifest(Struct, frozen=True):
+    """The manifest that a member accepted."""
+
+    digest: str
+    text: bytes
+
+
+class ShownPool(Struct, frozen=True):
+    """The opened test pool."""
+
+    x: Array
+    y: Array
+    index: int
+
+
+class TrainedUpdate(Struct, frozen=True):
+    """What a member masked, and what its evaluations must know about the model's shape."""
+
+    delta: Array
+    weight: float | None
+    shape: Any
+    weights: dict[str, float] | None  # of everybody, where they follow from scores
+
+
+class GivenReport(Struct, frozen=True):
+    """The answer to a request for a report, and the sums behind cumulative standard errors."""
+
+    asked: bytes  # hash of the request
+    reply: bytes
+    round: int
+    m: str  # hash of the model M
+    totals_on: str  # id of the test slice
+    totals: dict[str, Array]
+
+
+class OwnProducts(Struct, frozen=True):
+    """A member's part in the gain of a round, and what is wrong with the direction, if anything."""
+
+    product: str = "0"
+    blocks: list[float] = []
+    problem: str = ""
+
+
+TERMS: Final = Value[Agreed]("terms", Agreed)
+LEFT: Final = Value[str]("left", str)  # why it has left the run
+SEEN: Final = Value[SignedHead]("seen", SignedHead)
+FLOOR: Final = Value[int]("floor", int)  # rounds before this one are over
+SUMMED: Final = Value[list[int]]("summed", list[int])  # rounds that it released shares for
+SHOWN: Final = Value[list[bytes]]("shown", list[bytes])  # test samples, by 8 bytes each
+LAST: Final = Value[int]("last", int)  # the last round, if it signed that the run ends early
+MANIFESTS: Final = Value[dict[str, bytes]]("manifests", dict[str, bytes])
+"""The signed messages with which manifests were shown, by their digest."""
+SETTLEMENT: Final = Value[ShownManifest]("settlement", ShownManifest)
+POOL: Final = Value[ShownPool]("pool", ShownPool)
+AGREED: Final = Value[Accord]("agreed", Accord)  # its answer
+STATEMENT: Final = Value[bytes]("statement", bytes)  # its answer
+SETTLED: Final = Value[bytes]("settled", bytes)  # what it countersigned
+CLOSES: Final = Value[int]("closes", int)  # when the window closes that it signed
+# of each round:
+CLIENT: Final = Value[Any]("client", bytes)  # the state machine, with its secrets, or its dump
+BEGAN: Final = Value[str]("began", str)  # hash of the model that it began to train
+M0: Final = Value[Array]("m0", Array)
+UPDATE: Final = Value[TrainedUpdate]("update", TrainedUpdate)
+ASKED: Final = Value[bytes]("asked", bytes)  # hash of the only request for a report that it answers
+REPORT: Final = Value[GivenReport]("report", GivenReport)
+SIGNED: Final = Value[dict[str, str]]("signed", dict[str, str])  # the outcome that it signed for
+STATED: Final = Value[OwnProducts]("stated", OwnProducts)
+TABLES: Final = Value[dict[str, bytes]]("table", dict[str, bytes])  # by what a direction is for
+
+KEPT = tuple(value.name for value in (BEGAN, UPDATE, CLIENT, SIGNED, STATED, TABLES))
 """What a member keeps of every round until a settlement is over."""
-POOL = "pool"
-"""The value with the opened test pool."""
+
+
+@dataclass(frozen=True, eq=False)
+class Brought:
+    """What a member brought to the sum of a round."""
+
+    client: Client | PlainClient
+    update: TrainedUpdate
+    encoding: Encoding
+    public: Mapping[str, float] | None  # everybody's weights, if these are public
+
+    @cached_property
+    def words(self) -> Words:
+        """Its integers; under masks they are computed anew."""
+        if isinstance(self.client, PlainClient) and self.client.words is not None:
+            return self.client.words
+        assert self.client.rounding is not None
+        update = self.update
+        return self.encoding.encode(update.delta, weight=update.weight, seed=self.client.rounding)
+
+
+def packed(value: Any) -> bytes:
+    """Return a value as bytes: arrays little-endian, a client as its dump."""
+    return msgpack.encode(value, enc_hook=_plain)
+
+
+def unpacked(data: bytes, kind: Any, what: str) -> Any:
+    """Return the value that `packed` wrote; ``what`` is for the error message."""
+    try:
+        return msgpack.decode(data, type=kind, dec_hook=_array)
+    except (MsgspecError, ValueError, RecursionError) as error:
+        raise MessageError(f"not {what}: {type(error).__name__}") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        values = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
+        return values.dtype.str, value.shape, values.reshape(-1).data.cast("B") if values.size else b""
+    return value.item() if isinstance(value, np.generic) else value.dump()
+
+
+def _array(kind: Any, stored: Any) -> Any:
+    if get_origin(kind) is not np.ndarray:
+        raise TypeError(f"no value of type {kind}")
+    dtype, shape, data = stored
+    return np.frombuffer(data, dtype).reshape(shape).copy()
 
 
 class MemberState(Protocol):
     """What one member remembers of one run between messages. A member writes first and answers afterwards.
 
-    Values are plain (numbers, text, bytes, lists and mappings of them), arrays, or a round's client. A state
-    returns a client as it is or as its dump.
+    A state returns a client as it is or as its dump.
     """
 
     @property
@@ -49,14 +208,14 @@ class MemberState(Protocol):
     def room(self, size: int) -> None:
         """Raise StoreError unless so many more bytes may be stored."""
 
-    def put(self, name: str, value: Any) -> None:
-        """Set the value of a name; `save` makes it count."""
+    def put(self, value: Value[T], given: T | None) -> None:
+        """Set a value, or delete it with None; `save` makes it count."""
 
-    def get(self, name: str) -> Any:
-        """Return the value stored under a name, or None."""
+    def get(self, value: Value[T]) -> T | None:
+        """Return what is stored, or None."""
 
-    def last(self, what: str, before: int) -> Any:
-        """Return the value stored under `ROUND.what` in the latest round before this one, or None."""
+    def last(self, value: Value[T], before: int) -> T | None:
+        """Return what is stored of the latest round before this one that has such a value, or None."""
 
     def released(self) -> Released:
         """Return what this member must never do again, in any run."""
@@ -83,6 +242,71 @@ class MemberState(Protocol):
         """Delete what is stored of rounds before this one; but not the latest report, nor what to keep."""
 
 
+class Signatory:
+    """A member with its key, its own roster file and the word of its owner."""
+
+    def __init__(
+        self,
+        name: str,
+        identity: Ed25519PrivateKey | None,
+        roster: Roster,
+        gradients: Gradients | None,
+        rehearsal: bool,
+    ) -> None:
+        if identity is None and not rehearsal:
+            raise RefusedError("has no key: only a rehearsal can do without one", member=name)
+        self.name, self.identity, self.roster = name, identity, roster
+        self.gradients, self.rehearsal = gradients, rehearsal
+        self.misstates: float | None = None  # in a rehearsal, the factor by which it misstates
+        self.without: tuple[str, ...] = ()  # whose answers its owner agrees to close a settlement without
+
+    def sign(self, kind: str, body: Mapping[str, Any]) -> bytes:
+        """Sign a record of this member; return empty bytes if it has no key."""
+        return b"" if self.identity is None else self.identity.sign(content(self.name, kind, body))
+
+    def is_signed(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> bool:
+        """Return whether a member signed a record; True in a rehearsal where nothing is signed."""
+        if name not in self.roster.names:
+            return False
+        return self.identity is None or self.roster.verifies(name, signature, content(name, kind, body))
+
+    def between(self, terms: Mapping[str, Any]) -> bool:
+        """Return whether a run is one between machines."""
+        return not self.rehearsal and terms.get("engine", FLOWER) not in REHEARSALS
+
+    def gradient_for(self, shape: Any, utility: str) -> Gradient:
+        """Return the gradient of a utility along a path, for models of this shape."""
+        assert self.gradients is not None  # a member without any does not join
+        return self.gradients(shape, utility)
+
+    def client(self, state: MemberState, number: int) -> Client | PlainClient | None:
+        """Return the state machine of a round, or None."""
+        stored: Any = state.get(CLIENT.of(number))
+        if not isinstance(stored, bytes):
+            client: Client | PlainClient | None = stored
+            return client
+        if self.identity is None:
+            return PlainClient.restore(stored, released=state.released())
+        from fedmerit.secagg.client import Client
+
+        return Client.restore(stored, self.identity, released=state.released(), counter=state.counter)
+
+    def brought(self, state: MemberState, config: Config, number: int) -> Brought:
+        """Return what this member brought to a sum; raise BindingError if that is nothing."""
+        client, update = self.client(state, number), state.get(UPDATE.of(number))
+        if client is None or update is None or client.rounding is None:
+            raise BindingError(f"brought nothing to the sum of round {number}")
+        scheduled = client.setting.members
+        return Brought(
+            client, update, *scheduled_encoding(config, update.delta.size, scheduled, update.weights)
+        )
+
+    def warn(self, text: str, *values: object) -> None:
+        """Log what the owner should know, outside of rehearsals."""
+        if not self.rehearsal:
+            log.warning(text, *values)
+
+
 class MemoryState:
     """A member's state in memory, a `MemberState`: a rehearsal can be repeated."""
 
@@ -96,31 +320,26 @@ class MemoryState:
     def held(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def check(self) -> None:
-        """Do nothing."""
+    def _nothing(self, *_: object, **__: object) -> None:
+        """Do nothing: there are no files, and nobody puts back an older copy or compares lines."""
 
-    def stop(self, why: str) -> None:
-        """Do nothing: nobody puts an older copy of this state back."""
-
-    def open(self) -> None:
-        """Do nothing."""
+    check = stop = open = room = add_kept = _nothing
 
     def save(self) -> None:
         """Count up."""
         self.counter += 1
 
-    def room(self, size: int) -> None:
-        """Do nothing."""
+    def put(self, value: Value[T], given: T | None) -> None:
+        self._values[value.name] = given
+        if given is None:
+            del self._values[value.name]
 
-    def put(self, name: str, value: Any) -> None:
-        self._values[name] = value
+    def get(self, value: Value[T]) -> T | None:
+        return self._values.get(value.name)
 
-    def get(self, name: str) -> Any:
-        return self._values.get(name)
-
-    def last(self, what: str, before: int) -> Any:
-        found = [name for name in self._values if name.endswith(f".{what}") and _number(name) < before]
-        return self._values[max(found, key=_number)] if found else None
+    def last(self, value: Value[T], before: int) -> T | None:
+        names = [name for name in self._values if name.endswith(f".{value.name}") and _number(name) < before]
+        return self._values[max(names, key=_number)] if names else None
 
     def released(self) -> Released:
         return self._released
@@ -140,14 +359,10 @@ class MemoryState:
     def put_roster(self, hash_: bytes) -> None:
         self._roster = hash_
 
-    def add_kept(self, *lines: str) -> None:
-        """Do nothing: within one process there is nobody to compare with."""
-
-    def drop_update(self, number: int, keep: Sequence[str] = ()) -> None:
-        """Delete a round's models and client, but not what to keep: they are as large as a model."""
-        for what in ("client", "m0", "update"):
-            if what not in keep:
-                self._values.pop(file_name(number, what), None)
+    def drop_update(self, number: int) -> None:
+        """Delete a round's models and client, which are as large as a model."""
+        for value in (CLIENT, M0, UPDATE):
+            self.put(value.of(number), None)
 
     def drop_rounds(self, *, before: int, keep: Sequence[str] = ()) -> None:
         rounds = [name for name in self._values if "." in name and name.partition(".")[2] not in keep]
@@ -159,3 +374,12 @@ class MemoryState:
 
 def _number(name: str) -> int:
     return int(name.partition(".")[0])
+
+
+def kept_line(number: int, *facts: str | Sequence[str]) -> str:
+    """Return a line on a round of a member's own file; `ledger.run` explains these lines and compares them.
+
+    >>> kept_line(2, "released", ["A", "B", "C"])
+    '2 released ["A", "B", "C"]'
+    """
+    return " ".join([str(number), *(one if isinstance(one, str) else json.dumps([*one]) for one in facts)])

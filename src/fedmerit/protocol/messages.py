@@ -1,6 +1,8 @@
-"""The messages of the server to its members, as signed bytes of limited size and arrays beside them.
+"""The messages of the server to its members, and their answers: typed, and of limited size.
 
-A member can prove what it was told, and compares sizes before it hashes or parses anything.
+A member can prove what it was told: the server signs every message, and names the large arrays beside it by
+hash. Whoever reads a message compares its size with a limit first, then its bytes with the types below and
+with the one way to write them (`decoded`). So what is read takes a small multiple of these bytes.
 """
 
 from __future__ import annotations
@@ -10,20 +12,19 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Final, Literal, cast, get_args
+from functools import cached_property, partial
+from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta, MsgspecError, Raw, Struct, msgpack
 
 from fedmerit.config import VERSION
-from fedmerit.errors import FedmeritError, MessageError, VersionError
-from fedmerit.identity import Signer, canonical, verifies
+from fedmerit.errors import BindingError, MessageError, VersionError, placing
+from fedmerit.identity import MOST_MEMBERS, Signer, verifies
 from fedmerit.protocol.outcome import Told
 from fedmerit.protocol.pool import SALT_BYTES, Slice
-from fedmerit.secagg.messages import list_limit, refuse_many
-from fedmerit.secagg.quantise import MOST_MEMBERS
+from fedmerit.secagg.messages import Wire, decoded, list_limit
 
 # --------------------------------------------------------------------------------------------- on the wire
 
@@ -32,7 +33,7 @@ Exchange = Literal[
     "last", "open", "agree", "agreed", "state", "table", "pairs", "settle", "close",
 ]  # fmt: skip
 EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
-PROTOCOL: Final = 4
+PROTOCOL: Final = 5
 """The version of these messages. Packages of different versions work together if they have this number."""
 _FORMATS: Final = "fedmerit remote {}"
 PACKAGE: Final = "[0-9a-zA-Z.+-]{1,40}"
@@ -42,11 +43,162 @@ LEAST_SAMPLES: Final = 10
 KINDS: Final = "fiub"  # kinds of dtype in a message: numbers, never objects
 SLICE_BYTES: Final = 2**31
 """Most bytes of the samples of a test slice."""
-VALUES: Final = 256
-"""Most values in a message of the server; six per member are added, for what each of them signed."""
 SETTLEMENT_BYTES: Final = 2**26
 """Most bytes of a message of the settlement, which carries all rounds; not counting its arrays."""
+ANSWER: Final = 4096
+"""Most bytes of a member's answer, not counting what depends on the settings."""
+SLICE: Final = {"x", "y", "salts"}
+
+T = TypeVar("T")
+MEMBERS: Final = Meta(max_length=MOST_MEMBERS)
+Names = Annotated[tuple[str, ...], MEMBERS]
+Rounds = Annotated[tuple[int, ...], Meta(max_length=4096)]
+Hash = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+Signature = Annotated[bytes, Meta(max_length=64)]
+Place = tuple[int, Annotated[tuple[bytes, ...], Meta(max_length=64)]]
+"""The number of a test slice, and its path in the tree of the pool."""
+
+
+class Signed(Wire, frozen=True):
+    """JSON that a member signed."""
+
+    text: bytes
+    signature: Signature
+
+
+SignedTexts = Annotated[dict[str, Signed], MEMBERS]
+"""By member."""
+
+
+class AskBody(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a message of the server says beside its exchange, run and round."""
+
+
+class JoinAsk(AskBody, frozen=True):
+    terms: dict[str, Any]
+    commitment: dict[str, Any]
+    server: Annotated[bytes, Meta(max_length=32)]
+
+
+class AdvertiseAsk(AskBody, frozen=True):
+    members: Names
+
+
+class HeadsAsk(AskBody, frozen=True):
+    list: bytes  # the signed heads of the stage before
+
+
+class TrainAsk(HeadsAsk, frozen=True):
+    weights: Annotated[dict[str, float], MEMBERS] | None = None  # that follow from scores, in a rehearsal
+
+
+class ReportAsk(AskBody, frozen=True):
+    included: Names
+    m0: Hash
+    head: Hash
+    next: Names  # the schedule of the next round
+    slice: Place | None = None  # without one, the sum is to be acknowledged
+
+
+class AgreedRow(Wire, frozen=True):
+    member: str
+    released: Rounds
+    signature: Signature
+
+
+class OpenAsk(AskBody, frozen=True):
+    manifest: bytes
+    slice: Place
+    last: Annotated[dict[str, Signature], MEMBERS]  # signatures on the last round, if it came early
+    agreed: Annotated[tuple[AgreedRow, ...], MEMBERS] = ()  # of t members, for one who agreed to another
+
+
+class StateAsk(AskBody, frozen=True):
+    agreed: Annotated[tuple[AgreedRow, ...], MEMBERS]
+
+
+class TableAsk(AskBody, frozen=True):
+    statements: SignedTexts
+    sum: str | None = None  # of all statements, if these are withheld
+    along: dict[str, str | int | None] | None = None  # a direction that is not in the manifest
+
+
+class PairsAsk(AskBody, frozen=True):
+    tables: SignedTexts  # of peers, which contradict the reader's own
+    purpose: str
+
+
+class SettleAsk(AskBody, frozen=True):
+    settled: bytes
+    statements: SignedTexts
+
+
+class CloseAsk(AskBody, frozen=True):
+    head: Hash
+
+
+ASKS: Final[Mapping[Exchange, type[AskBody]]] = {
+    "join": JoinAsk,
+    "advertise": AdvertiseAsk,
+    "train": TrainAsk,
+    **dict.fromkeys(("share", "check", "unmask"), HeadsAsk),
+    "report": ReportAsk,
+    "open": OpenAsk,
+    **dict.fromkeys(("last", "agree", "agreed"), AskBody),
+    "state": StateAsk,
+    "table": TableAsk,
+    "pairs": PairsAsk,
+    "settle": SettleAsk,
+    "close": CloseAsk,
+}
+_ARRAYS: Final[Mapping[str, tuple[set[str], set[str]]]] = {
+    "report": ({"sum"}, SLICE),
+    "open": (SLICE, set()),
+    "agree": ({"g", "m0", "sum"}, set()),
+    "table": ({"g"}, {"m0", "sum"}),
+}
+"""The arrays that a message must have, and those that it may have."""
 _LONG: Final = ("open", "state", "table", "pairs", "settle")
+
+
+class Joined(Wire, frozen=True):
+    """The answer to an invitation."""
+
+    name: str
+    signature: Signature
+    run_config: bytes
+
+
+class ReportAnswer(Signed, frozen=True):
+    """The answer to a request for a report; with keys for the next round, or none."""
+
+    keys: bytes
+
+
+class Accord(Wire, frozen=True):
+    """The answer to ``agreed``: the rounds that are wrong, and those that the manifest lacks."""
+
+    wrong: Rounds
+    released: Rounds
+    signature: Signature
+
+
+class Tabled(Signed, frozen=True):
+    """The answer to a request for a table, with the masked words again."""
+
+    words: bytes
+
+
+Opened = Annotated[tuple[tuple[str, bytes], ...], MEMBERS]
+"""The answer to a request for the keys of pairs: peers and keys."""
+
+
+def answer_of(name: str, data: bytes, kind: type[T], stage: str, most: int = ANSWER) -> T:
+    """Return a member's answer of this type; raise MessageError for any other or larger one."""
+    if len(data) > most:
+        raise MessageError(f"expected at most {most} bytes, got {len(data)}", stage=stage, member=name)
+    with placing(stage, name):
+        return decoded(data, kind, f"an answer to {stage}")
 
 
 def exchange_of(stage: str) -> Exchange:
@@ -69,26 +221,53 @@ class Parcel:
         return len(self.head) + sum(array.nbytes for array in self.arrays.values())
 
 
+class _Form(Struct, array_like=True):
+    """How a message of any protocol begins; nobody has signed the version, which is only shown."""
+
+    form: str
+    version: str
+
+
+class _Outer(Struct, array_like=True, forbid_unknown_fields=True):
+    form: str
+    version: str
+    inner: memoryview
+    signature: Signature
+
+
+class _First(Struct, array_like=True):
+    exchange: Exchange
+
+
+class _Inner(Wire, frozen=True):
+    exchange: Exchange
+    run: str
+    round: int
+    body: Raw
+    named: Annotated[dict[str, tuple[str, tuple[int, ...], bytes]], Meta(max_length=4)]
+
+
 @dataclass(frozen=True, eq=False)
 class Ask:
     """One message of the coordinator: its exchange, its round and its content.
 
     The arrays of a message that was unpacked have not been compared with the types, shapes and hashes that
-    the signed bytes name; `told` does that.
+    the signed bytes name; `array`, `opened` and `told` do that.
     """
 
     exchange: Exchange
     run: str
     round: int
-    body: Mapping[str, Any]
+    body: Any  # the class of the exchange in `ASKS`
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     named: Mapping[str, Any] = field(default_factory=dict)  # type, shape and hash of every array
+    _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def pack(self, sign: Signer) -> Parcel:
         """Return the message as a parcel signed by the server: its receiver can prove what it was told."""
         arrays = {name: _little(values) for name, values in self.arrays.items()}
         named = {name: _named(values) for name, values in arrays.items()}
-        inner = pack([self.exchange, self.run, self.round, dict(self.body), named])
+        inner = pack([self.exchange, self.run, self.round, self.body, named])
         return Parcel(pack([FORMAT, VERSION, inner, sign(_signed(inner))]), arrays)
 
     @classmethod
@@ -98,113 +277,101 @@ class Ask:
         """Return the message in a parcel, and a function that tells whether a given key signed it.
 
         Its author is not yet known, so unpacking takes at most a few times the memory of the parcel.
-
-        Args:
-            parcel: what was received.
-            members: how many members the reader's roster has.
-            reader: the member who reads it, for the error message.
-
-        Raises:
-            VersionError: it is a message of another protocol.
+        ``members`` is the size of the roster of the ``reader``. Raise VersionError for a message of another
+        protocol.
         """
-        what, values = "a message of the server", VALUES + 6 * members
-        _refuse_version(parcel.head, reader)
-        match unpack(parcel.head, what, values=5):
-            case [form, str(), bytes(inner), bytes(signature)] if form == FORMAT:
-                match unpack(inner, what, values=values, text=words_limit(members)):
-                    case [str(exchange), str(run), int(number), dict(body), dict(named)] if (
-                        exchange in EXCHANGES and type(number) is int
-                    ):
-                        if len(parcel.head) > (limit := ask_limit(exchange, members)):
-                            raise MessageError(
-                                f"expected at most {limit} bytes, got {len(parcel.head)}", stage=exchange
-                            )
-                        needed, allowed = _arrays_of(exchange)
-                        strange = set(named) - needed
-                        if (
-                            set(parcel.arrays) != set(named)
-                            or not (needed <= set(named))
-                            or (strange and strange != allowed)
-                        ):
-                            raise MessageError("other arrays beside it than expected", stage=exchange)
-                        ask = cls(exchange, run, number, body, parcel.arrays, named)
-                        return ask, partial(signed_by, inner, signature)
-        raise MessageError(f"not a message of {FORMAT}")
+        what = f"a message of {FORMAT}"
+        _refuse_version(_read(parcel.head, _Form), reader)
+        outer = _read(parcel.head, _Outer)
+        exchange = _read(outer.inner, _First).exchange
+        if len(parcel.head) > (limit := ask_limit(exchange, members)):
+            raise MessageError(f"expected at most {limit} bytes, got {len(parcel.head)}", stage=exchange)
+        inner = decoded(bytes(outer.inner), _Inner, what)
+        needed, allowed = _ARRAYS.get(exchange, (set(), set()))
+        if {*parcel.arrays} != {*inner.named} or {*inner.named} not in (needed, needed | allowed):
+            raise MessageError("other arrays beside it than expected", stage=exchange)
+        body = decoded(inner.body, ASKS[exchange], what)
+        ask = cls(exchange, inner.run, inner.round, body, parcel.arrays, inner.named)
+        return ask, partial(signed_by, bytes(outer.inner), outer.signature)
 
-    def get(self, key: str, kind: type | tuple[type, ...]) -> Any:
-        """Return an entry of the body; raise MessageError unless it has this type."""
-        value = self.body.get(key)
-        if not isinstance(value, kind):
-            raise MessageError(f"{key} is missing or of the wrong type", stage=self.exchange)
-        return value
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """Return what was made before under this key: members who share a process ask the same."""
+        if key not in self._known:
+            self._known[key] = make()
+        return cast(T, self._known[key])
 
-    def array(self, name: str, kind: str, size: int) -> npt.NDArray[Any]:
-        """Return a flat array of the message, compared with what the server signed: its size first."""
-        if self.__dict__.get(f"_{name}") is None:  # members who share a process ask the same
-            given = self.arrays[name]
-            if given.dtype != np.dtype(kind) or given.shape != (size,):
-                raise MessageError(
-                    f"{name}: expected {size} numbers of type {np.dtype(kind)}, got {given.dtype} "
-                    f"{given.shape}",
-                    stage=self.exchange,
-                )
-            self.__dict__[f"_{name}"] = _named_by(self, name)
-        found: npt.NDArray[Any] = self.__dict__[f"_{name}"]
-        return found
+    def array(self, name: str, kind: str, size: int, digest: str | None = None) -> npt.NDArray[Any]:
+        """Return a flat array of the message, compared with what the server signed: its size first.
 
+        With ``digest``, the array must have this SHA-256, little-endian.
+        """
+        given = self.arrays[name]
+        if given.dtype != np.dtype(kind) or given.shape != (size,):
+            expected = f"{size} numbers of type {np.dtype(kind)}"
+            raise MessageError(f"{name}: expected {expected}, got {given.dtype} {given.shape}")
+        if digest is not None and self.named[name][2].hex() != digest:
+            raise BindingError(f"{name}: not the one that the manifest names")
+        return self.once(name, lambda: self._as_named(name))
+
+    def _as_named(self, name: str) -> npt.NDArray[Any]:
+        """Return an array that has the hash which the signed bytes name."""
+        array = _little(self.arrays[name])
+        if self.named[name] != _named(array):
+            raise MessageError("its arrays do not match the hashes that it names")
+        return array
+
+    @cached_property
     def opened(self) -> Slice:
-        """Return the test slice beside a message, compared with what the server signed."""
-        if "_opened" not in self.__dict__:
-            self.__dict__["_opened"] = _slice(self)
-        found: Slice = self.__dict__["_opened"]
-        return found
+        """The test slice beside a message, compared with what the server signed."""
+        x, y, salts = (self.arrays[name] for name in ("x", "y", "salts"))
+        if self.body.slice is None:
+            raise MessageError("a test slice without its place in the pool")
+        if x.ndim < 1 or y.ndim < 1 or len(y) != len(x) or 0 in x.shape or 0 in y.shape:
+            raise MessageError("a test slice has as many samples as labels")
+        if salts.dtype != np.uint8:
+            raise MessageError("salts of a test slice must be bytes")
+        if x.nbytes + y.nbytes > SLICE_BYTES or salts.shape != (SALT_BYTES * len(y),):
+            raise MessageError(
+                f"expected at most {SLICE_BYTES} bytes of samples and {SALT_BYTES} of salt each, got "
+                f"{x.nbytes + y.nbytes} and {salts.nbytes} for {len(y)}"
+            )
+        x, y, salts = (self._as_named(name) for name in ("x", "y", "salts"))
+        index, path = self.body.slice
+        return Slice(index=index, x=x, y=y, salts=salts.tobytes(), path=path)
 
     def told(self, words: int) -> Told:
-        """Return what a request for a report says, with its arrays compared with what the server signed.
+        """Return what a request for a report says; ``words`` is how many integers the sum must have.
 
-        Sizes are compared first, so that nobody can have a member hash more than a sum and a test slice. Call
-        it once the author of the message is known.
-
-        Args:
-            words: how many integers the sum must have.
+        Sizes are compared before anything is hashed. Call it once the author of the message is known.
         """
-        if self.__dict__.get("_told", (None,))[0] != words:  # members who share a process ask the same
-            self.__dict__["_told"] = words, _told(self, words)
-        told: Told = self.__dict__["_told"][1]
-        return told
+        body = self.body
+
+        def read() -> Told:
+            shown = self.opened if "x" in self.arrays else None
+            x = self.array("sum", "<u4", words)
+            return Told(self.round, x, body.included, shown, body.m0, body.head)
+
+        with placing(self.exchange):
+            return self.once(("told", words), read)
 
 
-SLICE: Final = {"x", "y", "salts"}
-
-
-def _arrays_of(exchange: str) -> tuple[set[str], set[str]]:
-    """Return the names of the arrays that a message must have, and of those that it may have."""
-    needed = {"report": {"sum"}, "open": SLICE, "agree": {"g", "m0", "sum"}, "table": {"g"}}
-    return needed.get(exchange, set()), SLICE if exchange == "report" else set()
-
-
-def _refuse_version(head: bytes, reader: str | None) -> None:
-    """Raise VersionError for a message of another protocol.
-
-    A message of any protocol begins with its format; from protocol 3 on, the version of the package follows,
-    which nobody has signed and which is only shown.
-    """
-    reads = msgpack.Unpacker(max_str_len=len(head))
-    reads.feed(head[:256])
+def _read(data: bytes | memoryview, kind: type[T]) -> T:
     try:
-        reads.read_array_header()
-        form, theirs = reads.unpack(), None
-        found = re.fullmatch(_FORMATS.format("([0-9]{1,9})"), form) if isinstance(form, str) else None
-        if found is None or int(found[1]) == PROTOCOL:
-            return
-        if int(found[1]) > 2:
-            theirs = reads.unpack()
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException):
-        return  # not a message at all, which `unpack` says
-    shown = isinstance(theirs, str) and re.fullmatch(PACKAGE, theirs)
+        return msgpack.decode(data, type=kind)
+    except (MsgspecError, ValueError, RecursionError) as error:
+        raise MessageError(f"not a message of {FORMAT}: {type(error).__name__}") from None
+
+
+def _refuse_version(first: _Form, reader: str | None) -> None:
+    """Raise VersionError for a message of another protocol, and MessageError for anything else."""
+    if first.form == FORMAT:
+        return
+    if (found := re.fullmatch(_FORMATS.format("([0-9]{1,9})"), first.form)) is None:
+        raise MessageError(f"not a message of {FORMAT}")
+    shown = f" has fedmerit {first.version} and" if re.fullmatch(PACKAGE, first.version) else ""
     raise VersionError(
-        f"the server{f' has fedmerit {theirs} and' if shown else ''} speaks protocol {found[1]}, this member "
-        f"has fedmerit {VERSION} and speaks protocol {PROTOCOL}: install versions with one protocol",
+        f"the server{shown} speaks protocol {found[1]}, this member has fedmerit {VERSION} and speaks "
+        f"protocol {PROTOCOL}: install versions with one protocol",
         stage="join",
         member=reader,
     )
@@ -226,41 +393,19 @@ def _little(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
 
 
-def _named(values: npt.NDArray[Any]) -> list[Any]:
-    return [values.dtype.str, list(values.shape), hashlib.sha256(values.data).digest()]
+def _named(values: npt.NDArray[Any]) -> tuple[str, tuple[int, ...], bytes]:
+    return values.dtype.str, values.shape, hashlib.sha256(values.data).digest()
 
 
 def pack(value: Any) -> bytes:
     """Return a value as msgpack bytes."""
-    return bytes(msgpack.packb(value))
-
-
-def unpack(data: bytes, what: str, *, values: int | None = None, text: int = -1) -> Any:
-    """Return the value in msgpack bytes.
-
-    Args:
-        data: the bytes.
-        what: what the bytes should be, for the error message.
-        values: most values allowed, counted before any is built; None for bytes that this machine wrote.
-        text: most bytes of one text.
-    """
-    try:
-        if values is not None:
-            refuse_many(data, values)
-        return msgpack.unpackb(data, max_str_len=text)
-    except MessageError as error:
-        raise MessageError(f"not {what}: {error}") from None
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise MessageError(f"not {what}: {type(error).__name__}") from None
+    return msgpack.encode(value)
 
 
 def parsed(text: bytes, stage: str, most: int | None = None) -> dict[str, Any]:
     """Return the mapping in JSON that somebody signed; raise MessageError for anything else.
 
-    Args:
-        text: the JSON.
-        stage: for the error message.
-        most: most bytes that it may have: parsed, it takes up to 25 times as many. None if it was measured.
+    ``most`` bytes are allowed: parsed, it takes up to 25 times as many. None if it was measured before.
     """
     if most is not None and len(text) > most:
         raise MessageError(f"expected at most {most} bytes of JSON, got {len(text)}", stage=stage)
@@ -279,11 +424,7 @@ def words_limit(members: int) -> int:
 
 
 def ask_limit(exchange: Exchange, members: int) -> int:
-    """Return the most bytes that a message in a run with this many members may have, without its arrays.
-
-    Only a request for a report has arrays: a sum as long as the member's own model, and a test slice of at
-    most ``SLICE_BYTES``. Both limits are checked before anything is hashed.
-    """
+    """Return the most bytes that a message in a run with this many members may have, without its arrays."""
     if exchange in _LONG:
         return SETTLEMENT_BYTES
     lists = exchange not in ("join", "advertise", "report", "close")
@@ -311,78 +452,14 @@ def join_body(
 
 
 def outcome_ask(run: str, told: Told, following: Sequence[str]) -> Ask:
-    """Return the request for a report on a round; ``following`` is the schedule of the next round.
-
-    Without a test slice it asks for an acknowledgement.
-    """
-    body: dict[str, Any] = {
-        "included": list(told.included),
-        "m0": told.m0_hash,
-        "head": told.head,
-        "next": list(following),
-    }
-    arrays: dict[str, npt.NDArray[Any]] = {"sum": told.words}
+    """Return the request for a report on a round; ``following`` is the schedule of the next round."""
+    place, arrays = None, {"sum": told.words}
     if told.slice is not None:
-        body |= {"slice": [told.slice.index, list(told.slice.path)]}
-        arrays |= slice_arrays(told.slice)
+        place, arrays = (told.slice.index, told.slice.path), arrays | slice_arrays(told.slice)
+    body = ReportAsk(told.included, told.m0_hash, told.head, tuple(following), place)
     return Ask("report", run, told.round, body, arrays)
 
 
 def slice_arrays(shown: Slice) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays that carry a test slice."""
     return {"x": shown.x, "y": shown.y, "salts": np.frombuffer(shown.salts, np.uint8)}
-
-
-def _named_by(ask: Ask, name: str) -> npt.NDArray[Any]:
-    """Return an array that has the hash which the signed bytes name."""
-    array = _little(ask.arrays[name])
-    if ask.named[name] != _named(array):
-        raise MessageError("its arrays do not match the hashes that it names", stage=ask.exchange)
-    return array
-
-
-def _slice(ask: Ask) -> Slice:
-    try:
-        x, y, salts = (ask.arrays[name] for name in ("x", "y", "salts"))
-        index, path = ask.get("slice", list)
-        if x.ndim < 1 or y.ndim < 1 or len(y) != len(x) or 0 in x.shape or 0 in y.shape:
-            raise MessageError("a test slice has as many samples as labels", stage=ask.exchange)
-        if salts.dtype != np.uint8 or not all(isinstance(node, bytes) for node in path):
-            raise MessageError("salts and path of a test slice must be bytes", stage=ask.exchange)
-        if x.nbytes + y.nbytes > SLICE_BYTES or salts.shape != (SALT_BYTES * len(y),):
-            raise MessageError(
-                f"expected at most {SLICE_BYTES} bytes of samples and {SALT_BYTES} of salt each, got "
-                f"{x.nbytes + y.nbytes} and {salts.nbytes} for {len(y)}",
-                stage=ask.exchange,
-            )
-        x, y, salts = (_named_by(ask, name) for name in ("x", "y", "salts"))
-        return Slice(index=int(index), x=x, y=y, salts=salts.tobytes(), path=tuple(path))
-    except FedmeritError:
-        raise
-    except (LookupError, ValueError, TypeError, OverflowError) as error:
-        raise MessageError(f"not a test slice: {error!s:.100}", stage=ask.exchange) from None
-
-
-def _told(ask: Ask, words: int) -> Told:
-    shown = ask.opened() if "x" in ask.arrays else None
-    return Told(
-        round=ask.round,
-        words=ask.array("sum", "<u4", words),
-        included=tuple(str(name) for name in ask.get("included", list)),
-        slice=shown,
-        m0_hash=ask.get("m0", str),
-        head=checked_head(ask),
-    )
-
-
-def checked_head(ask: Ask) -> str:
-    """Return the ledger's head in a message; raise MessageError unless it is 64 hexadecimal digits."""
-    head: str = ask.get("head", str)
-    if not re.fullmatch("[0-9a-f]{64}", head):
-        raise MessageError("not the head of a ledger", stage=ask.exchange)
-    return head
-
-
-def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two bodies have the same canonical form."""
-    return canonical(one) == canonical(other)

@@ -1,181 +1,193 @@
-"""Who lied in a settlement: both sides of the exchanges that find out, around `fedmerit.secagg.naming`.
+"""Who lied in a settlement: the server asks for tables of masks, around `fedmerit.secagg.naming`.
 
-Only where everybody in a round's sum has stated and the equation fails. Each member signs the products of its
-masks with the round's direction and sends its masked words again; where the two ends of a pair differ, both
-are asked to open its key. A member takes part only if it is shown signed statements that do not add up.
+Only where everybody in a round's sum has stated and the equation fails, or the parts of a block do not add
+up. Each member signs the products of its masks with the direction of the round, or of that block, and sends
+its masked words again; where the two ends of a pair differ, both are asked to open its key. A member takes
+part only if it is shown signed statements that do not add up. The manifest fixes no direction of a block, so
+a member recomputes that one first, and compares its own product with the part that it stated: whoever
+answers cannot be named for it (`fedmerit.protocol.settler`).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmerit.errors import BindingError, FedmeritError, MessageError, RefusedError
-from fedmerit.identity import canonical
-from fedmerit.protocol.direction import Direction, Entry, Manifest, direction_hash, whole_number
-from fedmerit.protocol.messages import Ask, Parcel, pack, parsed, unpack
-from fedmerit.protocol.outcome import as_array, file_name
-from fedmerit.protocol.settlement import ALL, Equation, Settled, Statement, name_hash
+from fedmerit.config import Config
+from fedmerit.errors import FedmeritError, MessageError, SettlementError
+from fedmerit.identity import canonical, exact
+from fedmerit.protocol.coordinator import Archive, Arrays, Coordinator, Recorder, Summed, summed_rounds
+from fedmerit.protocol.direction import (
+    Along,
+    Direction,
+    Entry,
+    Gradient,
+    Manifest,
+    block_scale,
+    block_units,
+    blocks_of,
+    direction_hash,
+    integers,
+    product,
+    slopes_of,
+)
+from fedmerit.protocol.messages import (
+    Exchange,
+    Opened,
+    PairsAsk,
+    Parcel,
+    Signed,
+    TableAsk,
+    Tabled,
+    answer_of,
+    parsed,
+)
+from fedmerit.protocol.settlement import (
+    Equation,
+    Proof,
+    Settled,
+    Statement,
+    fitting,
+    name_hash,
+    table_limit,
+    table_of,
+)
 from fedmerit.protocol.terms import archived_weights, scheduled_encoding
-from fedmerit.secagg.plain import PlainClient
 from fedmerit.secagg.setting import Setting, Task
 
 if TYPE_CHECKING:
-    from fedmerit.protocol.clearing import Clearing
-    from fedmerit.protocol.settler import Settler
     from fedmerit.secagg.naming import Evidence, MaskTable, Verdict
 
-WHOLE_RUN = 0
-"""In place of a round's number: a verdict on what was stated for the whole run."""
+MESSAGES, HEAD = "messages", "head"
+"""Where the archive has messages for members who were away, and the array with their signed bytes."""
 
 
-def table_body(run: str, settlement: str, number: int, table: MaskTable) -> dict[str, Any]:
-    """Return what a member signs of its masks in a round."""
-    pairs = {peer: str(value) for peer, value in table.pairs.items()}
-    return {
-        "run": run,
-        "settlement": settlement,
-        "round": number,
-        "pairs": pairs,
-        "masked": str(table.masked),
-    }
+@dataclass(eq=False)
+class Desk:
+    """What a server settles with: directions, statements on them, and messages to members who were away."""
+
+    coordinator: Coordinator
+    gradient: Gradient
+    archive: Archive
+    statements: dict[str, tuple[Statement, bytes]] = field(default_factory=dict)
+    handed: dict[tuple[str, int], dict[str, bytes]] = field(default_factory=dict)  # answers given by hand
+
+    @property
+    def recorder(self) -> Recorder:
+        return self.coordinator.recorder
+
+    @property
+    def config(self) -> Config:
+        return self.coordinator.config
+
+    def rounds(self) -> Iterator[Summed]:
+        """Yield every round with a sum, in order, from the archive."""
+        return summed_rounds(self.archive, self.recorder.rounds, self.config)
+
+    def direction(self, entry: Entry) -> Direction:
+        """Return the direction of a round, from the archive."""
+        g: Direction = self.archive.load("direction", entry.round)["g"]
+        if direction_hash(g) != entry.g:
+            raise SettlementError(
+                f"the archived direction of round {entry.round} is not the one in the manifest",
+                code="damaged",
+            )
+        return g
+
+    def can_ask(self, equation: Equation, block: int | None) -> bool:
+        """Return whether masks can be asked for in a direction: that of a block needs the gradient once."""
+        archived = block is None or self.archive.has(f"direction-{block}", equation.round)
+        return archived or self.gradient is not None
+
+    def along(self, manifest: Manifest, equation: Equation, block: int | None) -> tuple[Along, Arrays]:
+        """Return a direction of a round, and the arrays that members need to answer along it.
+
+        That of a block is kept before it is shown to anybody, so that there is never a second one.
+        """
+        entry = equation.entry
+        if block is None:
+            return manifest.along(entry.round), {"g": self.direction(entry)}
+        summed = next(summed for summed in self.rounds() if summed.round == entry.round)
+        if not self.archive.has(kind := f"direction-{block}", entry.round):
+            self._keep_blocks(summed, equation)
+        archived = self.archive.load(kind, entry.round)
+        g, scale = archived["g"], float(archived["scale"][0])
+        along = Along(entry.round, block, direction_hash(g), scale, product(summed.words, g))
+        return along, {"g": g, "m0": summed.m0, "sum": summed.words}
+
+    def _keep_blocks(self, summed: Summed, equation: Equation) -> None:
+        """Archive the directions of the blocks of a round in which parts do not add up."""
+        entry, pool = equation.entry, self.coordinator.pool
+        shown = pool.settlement()
+        blocks, _ = blocks_of(shown, balanced=pool.balanced)
+        slopes, _, _ = slopes_of(self.gradient, summed.m0, summed.m, shown, blocks, entry.points)
+        for block in equation.odd:
+            if not self.archive.has(kind := f"direction-{block}", entry.round):
+                values = block_units(slopes, block, entry.step, entry.weight)
+                g = integers(values, scale := block_scale(values), summed.encoding)
+                self.archive.save(kind, entry.round, {"g": g, "scale": np.array([scale])})
+
+    def shown_statements(self) -> dict[str, Signed]:
+        """Return all statements as members signed them."""
+        run, stated = self.recorder.run, self.statements.items()
+        return {
+            name: Signed(canonical(statement.body(run)), signature) for name, (statement, signature) in stated
+        }
+
+    def keep(self, kind: str, round: int, parcel: Parcel) -> None:
+        """Keep a message for members who were away, to be answered by hand."""
+        head = np.frombuffer(parcel.head, np.uint8)
+        self.archive.save(f"{MESSAGES}/{kind}", round, {**parcel.arrays, HEAD: head})
+
+    def keep_for(self, name: str, kind: Exchange, along: Along, parcel: Parcel) -> None:
+        """Keep a message on masks for one member."""
+        self.keep(f"{_label(kind, along)}-{name_hash(name)}", along.round, parcel)
+
+    def answers(
+        self, kind: Exchange, along: Along, asks: Mapping[str, Parcel]
+    ) -> Iterator[tuple[str, bytes]]:
+        """Yield members' answers: those that were handed in, then those of members who can be asked."""
+        handed = self.handed.get((_label(kind, along), along.round), {})
+        yield from ((name, handed[name]) for name in asks if name in handed)
+        if rest := {name: ask for name, ask in asks.items() if name not in handed}:
+            yield from self.coordinator.transport.exchange(kind, rest)
 
 
-def table_limit(members: Sequence[str]) -> int:
-    """Return the most bytes of a table, which its reader compares before it parses one."""
-    return 1024 + sum(12 * len(one) + 64 for one in members)
+def _label(kind: Exchange, along: Along) -> str:
+    """Return under what messages on masks are kept: the exchange, and the block if there is one."""
+    return kind if along.block is None else f"{kind}.{along.block}"
 
 
-def table_of(member: str, body: Mapping[str, Any], run: str, settlement: str, number: int) -> MaskTable:
-    """Read a table; raise MessageError unless it is one of this round and settlement."""
-    from fedmerit.secagg.naming import MaskTable
-
-    try:
-        pairs = {str(peer): whole_number(value) for peer, value in body["pairs"].items()}
-        found = MaskTable(member, pairs, whole_number(body["masked"]))
-        same = table_body(run, settlement, number, found) == dict(body)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise MessageError(f"not a table of masks: {error!r:.100}", stage="table", member=member) from None
-    if not same:
-        raise MessageError("a table of another round or settlement", stage="table", member=member)
-    return found
-
-
-# ---------------------------------------------------------------------------------------------- a member
-
-
-def table_answer(settler: Settler, manifest: Manifest, ask: Ask) -> bytes:
-    """Return a member's signed table and its masked words, if it is shown that the equation fails.
-
-    A table tells the product of its update with the direction. So it shows one only where it has told this
-    product before: in a round of which it stated, and whose direction it recomputed before that.
-    """
-    entry = manifest.entry(ask.round)
-    if settler.name not in entry.participants or settler.state.get("statement") is None:
-        raise RefusedError("has not stated on this round", stage="table", member=settler.name)
-    _refuse_if_it_holds(settler, manifest, entry, settler.statements_in(ask, manifest), ask)
-    client, update = settler.member.summed(settler.state, entry.round)
-    if isinstance(client, PlainClient):
-        raise RefusedError("has no masks that could prove anything", stage="table", member=settler.name)
-    encoding, _ = scheduled_encoding(settler.config, manifest.coordinates, client.setting.members, update[3])
-    g = ask.array("g", "<i4", encoding.words)
-    if direction_hash(g) != entry.g:
-        raise BindingError("a direction that is not the manifest's", stage="table", member=settler.name)
-    payload = client.masked_again(as_array(update[0], "<f4"))
-    body = table_body(settler.run, manifest.digest, entry.round, client.project(g, payload))
-    settler.state.put(file_name(entry.round, "client"), client)
-    settler.state.put(file_name(entry.round, "table"), canonical(body))
-    return pack([canonical(body), settler.member.sign("table", body), bytes(payload)])
-
-
-def _refuse_if_it_holds(
-    settler: Settler, manifest: Manifest, entry: Entry, statements: Mapping[str, Statement], ask: Ask
-) -> None:
-    """Raise unless the equation fails: as statements show or, if they are withheld, as the server signs."""
-    if settler.config.settlement.detail == "run":
-        names, total, key = set(manifest.members), manifest.product, ALL
-    else:
-        names, total, key = set(entry.participants), entry.product, str(entry.round)
-    if settler.config.scoring.visibility != "all":
-        names, said = {settler.name}, whole_number(ask.get("sum", str))
-    if not names <= set(statements):
-        raise RefusedError(
-            "was not shown everybody's statement, so nobody can be named", stage="table", member=settler.name
-        )
-    if settler.config.scoring.visibility == "all":
-        said = sum(statements[name].rounds[key] for name in names)
-    if said == total:
-        raise RefusedError("the equation holds, so nobody lied", stage="table", member=settler.name)
-
-
-def pairs_answer(settler: Settler, manifest: Manifest, ask: Ask) -> bytes:
-    """Return the keys of pairs whose other end signed another number; write down first what is opened."""
-    entry = manifest.entry(ask.round)
-    own = settler.state.get(file_name(entry.round, "table"))
-    if own is None:
-        raise BindingError("has told nothing of its masks", stage="pairs", member=settler.name)
-    where = (settler.run, manifest.digest, entry.round)
-    ours = table_of(settler.name, parsed(bytes(own), "pairs"), *where)
-    client, _ = settler.member.summed(settler.state, entry.round)
-    assert not isinstance(client, PlainClient)  # it has told of its masks
-    opened = []
-    for peer, shown in sorted(ask.get("tables", dict).items()):
-        match shown:
-            case [bytes(text), bytes(signature)]:
-                body = parsed(text, "pairs", table_limit(client.setting.members))
-                if not settler.is_signed(peer, "table", body, signature):
-                    raise BindingError("did not sign this table", stage="pairs", member=peer)
-                theirs = table_of(peer, body, *where)
-                opened.append([peer, client.open_pair(peer, ours, theirs)])
-            case _:
-                raise MessageError("not a signed table", stage="pairs", member=settler.name)
-    settler.state.put(file_name(entry.round, "client"), client)
-    return pack(opened)
-
-
-# ---------------------------------------------------------------------------------------------- the server
-
-
-def named(clearing: Clearing, settled: Settled, failed: Sequence[Equation]) -> Settled:
-    """Return the settlement with what masks prove about the equations that fail.
+def named(desk: Desk, settled: Settled) -> Settled:
+    """Return the settlement with what masks prove wherever everybody stated and it does not add up.
 
     Who does not show its masks is silent there, and is asked again whenever this is called again. The
     settlement is not final until it answers, or t members close it without.
     """
-    values = {key: dict(each) for key, each in settled.values.items()}
-    liars = {key: dict(each) for key, each in settled.named.items()}
-    silent = dict(settled.silent)
-    manifest = settled.manifest
-    whole_run = failed[0].round is None
-    numbers = [entry.round for entry in manifest.rounds] if whole_run else [one.round for one in failed]
-    for number in numbers:
-        assert number is not None
-        if number in liars and not silent.get(number):
-            continue
-        entry = manifest.entry(number)
-        stated = {}
-        if not whole_run:
-            stated = {name: settled.statements[name].rounds[str(number)] for name in entry.participants}
-        verdict, evidence = _Naming(clearing, manifest, entry, stated).verdict()
-        values[number] = {name: value for name, value in verdict.values.items() if value is not None}
-        liars[number] = {name: str(why) for name, why in verdict.named.items()}
-        silent[number] = silent_in(verdict)
-        _record(clearing, manifest, number, liars[number], values[number], silent[number], evidence)
-    found = replace(settled, values=values, named=liars, silent=silent)
-    if whole_run:
-        liars[WHOLE_RUN] = wrong = found.lies_over_run
-        _record(clearing, manifest, WHOLE_RUN, wrong, {}, (), {})
-        found = replace(found, named=liars)
-    for number, each in liars.items():
-        where = f"in round {number}" if number else "in the run"
-        for name, why in each.items():
-            clearing.coordinator.note(f"{name} lied {where} ({why}), as the masks of the round prove")
-    return found
+    for equation in settled.equations:
+        failing = () if equation.holds or equation.missing else (None,)
+        for block in (*failing, *equation.odd):
+            before = settled.verdicts.get((equation.round, block))
+            if (before is None or before.silent) and desk.can_ask(equation, block):
+                settled = settled.judged(_Naming(desk, settled, equation, block).recorded())
+    for round, liars in settled.named.items():
+        for name, why in liars.items():
+            desk.coordinator.note(f"{name} lied in round {round} ({why}), as its masks prove")
+    return settled
+
+
+def proof_of(along: Along, verdict: Verdict) -> Proof:
+    """Return what a verdict says of a direction; along a block, a false number is a false part."""
+    values = {name: value for name, value in verdict.values.items() if value is not None}
+    liars: dict[str, str] = dict(verdict.named)
+    if along.block is not None:
+        liars = {name: "part" if why in ("stated", "range") else why for name, why in liars.items()}
+    return Proof(along, values, liars, silent_in(verdict))
 
 
 def silent_in(verdict: Verdict) -> tuple[str, ...]:
@@ -194,53 +206,33 @@ def silent_in(verdict: Verdict) -> tuple[str, ...]:
     return tuple(name for name in verdict.values if name in verdict.unproved or name in shut)
 
 
-def _record(
-    clearing: Clearing,
-    manifest: Manifest,
-    number: int,
-    liars: Mapping[str, str],
-    values: Mapping[str, int],
-    silent: Sequence[str],
-    evidence: Mapping[str, Any],
-) -> None:
-    body = {
-        "settlement": manifest.digest,
-        "round": number,
-        "named": dict(liars),
-        "values": {name: str(value) for name, value in values.items()},
-        "silent": list(silent),
-        "evidence": dict(evidence),
-    }
-    clearing.coordinator.recorder.state("verdict", body)
-
-
 class _Naming:
-    """One failed round: the server collects tables, words and opened keys."""
+    """One direction in which statements do not add up: the server collects tables, words and opened keys."""
 
-    def __init__(
-        self, clearing: Clearing, manifest: Manifest, entry: Entry, stated: Mapping[str, int]
-    ) -> None:
-        self.clearing, self.manifest, self.entry, self.stated = clearing, manifest, entry, stated
-        self.coordinator = clearing.coordinator
-        kept = {key: value.tobytes() for key, value in clearing.archive.load("masks", entry.round).items()}
-        self.g: Direction = clearing.direction(entry)
-        self.setting, self.task = self._attempt(kept.get("extra", b""))
-        self.evidence = evidence_in(kept)
+    def __init__(self, desk: Desk, settled: Settled, equation: Equation, block: int | None) -> None:
+        self.desk, self.manifest, self.entry = desk, settled.manifest, equation.entry
+        self.coordinator, self.recorder = desk.coordinator, desk.recorder
+        self.along, self.arrays = desk.along(settled.manifest, equation, block)
+        self.g: Direction = self.arrays["g"]
+        self.stated = {name: settled.statements[name] for name in equation.participants}
+        archived = {key: value.tobytes() for key, value in desk.archive.load("masks", equation.round).items()}
+        self.setting, self.task = self._attempt(archived.get("extra", b""))
+        self.evidence = evidence_in(archived)
         self.sent = self.evidence.check(self.setting, self.task).digests  # of the words in the round
-        self.tables: dict[str, tuple[MaskTable, bytes, bytes]] = {}
+        self.tables: dict[str, tuple[MaskTable, Signed]] = {}
         self.products: dict[str, int] = {}
+        self.where = (self.recorder.run, settled.manifest.digest, self.along)
 
     def _attempt(self, extra: bytes) -> tuple[Setting, Task]:
-        recorder, number = self.coordinator.recorder, self.entry.round
-        one = next(one for one in recorder.rounds if one.number == number)
-        public = archived_weights(self.clearing.archive.load("round", number), one.scheduled)
-        return attempt_of(
-            recorder.agreed.setting(recorder.run, number, one.scheduled, recorder.roster),
-            self.coordinator.config, self.manifest.coordinates, self.entry.m0, public, extra,
-        )  # fmt: skip
+        recorder, number = self.recorder, self.entry.round
+        (scheduled,) = (round.scheduled for round in recorder.rounds if round.number == number)
+        public = archived_weights(self.desk.archive.load("round", number), scheduled)
+        setting = recorder.agreed.setting(recorder.run, number, scheduled, recorder.roster)
+        config, coordinates = self.desk.config, self.manifest.coordinates
+        return attempt_of(setting, config, coordinates, self.entry.m0, public, extra)
 
-    def verdict(self) -> tuple[Verdict, dict[str, Any]]:
-        """Return the verdict, and the evidence for the ledger."""
+    def recorded(self) -> dict[str, Any]:
+        """Find out who lied; return the verdict as it is recorded, with its evidence."""
         self._recall()
         self._ask_tables()
         verdict = self._judge()
@@ -249,100 +241,99 @@ class _Naming:
             verdict = self._judge()
         self._keep_asks(verdict)
         products = {name: str(value) for name, value in sorted(self.products.items())}
-        return verdict, {**self.evidence.to_dict(), "extra": self.task.extra.hex(), "products": products}
+        evidence = {**self.evidence.to_dict(), "extra": self.task.extra.hex(), "products": products}
+        proof = proof_of(self.along, verdict).body()
+        body = {**proof, "settlement": self.manifest.digest, "evidence": evidence}
+        self.recorder.state("verdict", body)
+        return body
 
     def _recall(self) -> None:
         """Take what members showed when they were asked before."""
         from fedmerit.secagg.naming import Evidence, product
 
-        recorder, number = self.coordinator.recorder, self.entry.round
-        for name, body, signature in recorder.signed("table"):
-            if body["round"] == number:
-                where = (recorder.run, self.manifest.digest, number)
-                self.tables[name] = table_of(name, body, *where), canonical(body), signature
-            kind = f"words-{name_hash(name)}"
-            if name in self.tables and self.clearing.archive.has(kind, number):
-                payload = self.clearing.archive.load(kind, number)[name].tobytes()
-                self.products[name] = product(payload, self.g)
-        for body in recorder.recorded("verdict"):
-            if body["round"] == number:
-                given = {key: body["evidence"][key] for key in self.evidence.to_dict()}
-                self.evidence = replace(self.evidence, opened=Evidence.from_dict(given).opened)
+        archive, round = self.desk.archive, self.entry.round
+        for name, body, signature in self.recorder.signed("table"):
+            if (body["round"], body["block"]) == (round, self.along.block):
+                self.tables[name] = table_of(name, body, *self.where), Signed(canonical(body), signature)
+                if archive.has(kind := f"words-{name_hash(name)}", round):
+                    self.products[name] = product(archive.load(kind, round)[name].tobytes(), self.g)
+        for body in self.recorder.recorded("verdict"):
+            if body["round"] == round:
+                evidence = {key: body["evidence"][key] for key in self.evidence.to_dict()}
+                self.evidence = replace(self.evidence, opened=Evidence.from_dict(evidence).opened)
 
     def _judge(self) -> Verdict:
         from fedmerit.secagg.naming import judge
 
-        tables = {name: table for name, (table, _, _) in self.tables.items()}
-        return judge(
-            self.setting, self.task, self.g, self.evidence, tables, self.products, self.stated,
-            self.entry.product,
-        )  # fmt: skip
+        tables = {name: table for name, (table, _) in self.tables.items()}
+        fits = {name: fitting(stated, self.entry, self.along) for name, stated in self.stated.items()}
+        found = (self.evidence, tables, self.products, fits)
+        return judge(self.setting, self.task, self.g, *found, self.along.product)
 
     def _ask_tables(self) -> None:
         """Ask everybody in the sum for its table and its masked words; record what they sign."""
         from fedmerit.secagg.naming import product
 
-        number = self.entry.round
-        for name, answer in self.clearing.answers("table", number, self._table_asks(self.entry.participants)):
+        number, asks = self.entry.round, self._table_asks(self.entry.participants)
+        for name, answer in self.desk.answers("table", self.along, asks):
             try:
-                if len(answer) > (most := self._most()):
-                    raise MessageError(
-                        f"a table has at most {most} bytes, got {len(answer)}", stage="table", member=name
-                    )
-                match unpack(answer, "a table of masks", values=4):
-                    case [bytes(text), bytes(signature), bytes(payload)]:
-                        table = self._take(name, parsed(text, "table"), signature)
-                        self.tables[name] = table, text, signature
-                        if _digest(payload) == self.sent[name]:
-                            self.products[name] = product(payload, self.g)
-                            kept = {name: np.frombuffer(payload, np.uint8)}
-                            self.clearing.archive.save(f"words-{name_hash(name)}", number, kept)
-                        else:
-                            self.coordinator.note(f"{name} sent other words than in round {number}")
+                shown = answer_of(name, answer, Tabled, "table", self._most())
+                table = self._take(name, parsed(shown.text, "table"), shown.signature)
+                self.tables[name] = table, Signed(shown.text, shown.signature)
+                if hashlib.sha256(shown.words).hexdigest() == self.sent[name]:
+                    self.products[name] = product(shown.words, self.g)
+                    words = {name: np.frombuffer(shown.words, np.uint8)}
+                    self.desk.archive.save(f"words-{name_hash(name)}", number, words)
+                else:
+                    self.coordinator.note(f"{name} sent other words than in round {number}")
             except (FedmeritError, ValueError) as error:
                 self.coordinator.note(f"round {number}: refused: {error!s:.200}")
 
     def _table_asks(self, names: Sequence[str]) -> dict[str, Parcel]:
-        """Return the requests for these members' tables."""
-        if self.coordinator.config.scoring.visibility != "all":
-            return {name: self._ask_alone(name) for name in names}
-        shown = {"statements": self.clearing.shown_statements()}
-        return dict.fromkeys(names, self.coordinator.ask("table", self.entry.round, shown, {"g": self.g}))
+        """Return the requests for these members' tables.
+
+        Where statements are withheld, each is shown its own, and what all of them add up to.
+        """
+        shown, number, block = self.desk.shown_statements(), self.entry.round, self.along.block
+        along = None if block is None else self.along.body()  # that of the round is in the manifest
+        if self.desk.config.scoring.visibility == "all":
+            ask = self.coordinator.ask("table", number, TableAsk(shown, along=along), self.arrays)
+            return dict.fromkeys(names, ask)
+        key, stated = str(number), self.stated.values()
+        if block is None:
+            total = str(sum(statement.rounds[key] for statement in stated))
+        else:
+            total = exact(sum(statement.blocks[key][block] for statement in stated))
+        bodies = {name: TableAsk({name: shown[name]}, total, along) for name in names}
+        return {
+            name: self.coordinator.ask("table", number, body, self.arrays) for name, body in bodies.items()
+        }
 
     def _keep_asks(self, verdict: Verdict) -> None:
         """Keep what members who are silent can still answer by hand: for their tables, else for keys."""
-        silent = silent_in(verdict)
-        for name, ask in self._table_asks([one for one in silent if one in verdict.unproved]).items():
-            self.clearing.keep_for(name, "table", self.entry.round, ask)
+        unshown = [name for name in silent_in(verdict) if name in verdict.unproved]
+        for name, ask in self._table_asks(unshown).items():
+            self.desk.keep_for(name, "table", self.along, ask)
         for name, ask in self._key_asks(verdict.disputed).items():
-            self.clearing.keep_for(name, "pairs", self.entry.round, ask)
+            self.desk.keep_for(name, "pairs", self.along, ask)
 
     def _key_asks(self, disputed: Sequence[tuple[str, str]]) -> dict[str, Parcel]:
         """Return the requests for the keys of disputed pairs, to both ends of each."""
-        peers: dict[str, dict[str, list[bytes]]] = {}
+        peers: dict[str, dict[str, Signed]] = {}
         for name, peer in (ends for pair in disputed for ends in (pair, pair[::-1])):
-            peers.setdefault(name, {})[peer] = list(self.tables[peer][1:])
-        number = self.entry.round
-        return {name: self.coordinator.ask("pairs", number, {"tables": one}) for name, one in peers.items()}
-
-    def _ask_alone(self, name: str) -> Parcel:
-        """Return the request for a table where statements are withheld: its own, and what all add up to."""
-        number = self.entry.round
-        key = ALL if self.coordinator.config.settlement.detail == "run" else str(number)
-        stated = sum(one.rounds.get(key, 0) for one, _ in self.clearing.statements.values())
-        own = {name: self.clearing.shown_statements()[name]}
-        return self.coordinator.ask("table", number, {"statements": own, "sum": str(stated)}, {"g": self.g})
+            peers.setdefault(name, {})[peer] = self.tables[peer][1]
+        number, purpose = self.entry.round, self.along.purpose
+        return {
+            name: self.coordinator.ask("pairs", number, PairsAsk(tables, purpose))
+            for name, tables in peers.items()
+        }
 
     def _take(self, name: str, body: Mapping[str, Any], signature: bytes) -> MaskTable:
-        recorder = self.coordinator.recorder
-        if not recorder.verifies(name, "table", body, signature):
-            raise MessageError("did not sign its table", stage="table", member=name)
-        table = table_of(name, body, recorder.run, self.manifest.digest, self.entry.round)
+        table = table_of(name, body, *self.where)
         if name in self.tables and self.tables[name][0] != table:
             raise MessageError("has signed another table before", stage="table", member=name)
-        if not set(table.pairs) <= set(self.setting.members):
-            raise MessageError("has masks with nobody else", stage="table", member=name)
-        recorder.said(name, "table", body, signature)
+        if not self.recorder.said(name, "table", body, signature):
+            raise MessageError("did not sign its table", stage="table", member=name)
         return table
 
     def _most(self) -> int:
@@ -352,19 +343,19 @@ class _Naming:
     def _ask_keys(self, disputed: Sequence[tuple[str, str]]) -> None:
         """Ask both ends of every disputed pair for its key."""
         number = self.entry.round
-        for who, answer in self.clearing.answers("pairs", number, self._key_asks(disputed)):
+        for name, answer in self.desk.answers("pairs", self.along, self._key_asks(disputed)):
             try:
-                for peer, key in unpack(answer, "opened keys", values=1 + 3 * len(disputed)):
-                    trial = self.evidence.with_opened(self.setting, who, peer, key)
+                for peer, key in answer_of(name, answer, Opened, "pairs", self._most()):
+                    trial = self.evidence.with_opened(self.setting, name, peer, key)
                     trial.check(self.setting, self.task)
                     self.evidence = trial
-            except (FedmeritError, ValueError, TypeError) as error:
-                self.coordinator.note(f"round {number}: {who} opened no key: {error!s:.200}")
+            except (FedmeritError, ValueError) as error:
+                self.coordinator.note(f"round {number}: {name} opened no key: {error!s:.200}")
 
 
 def attempt_of(
     setting: Setting,
-    config: Any,
+    config: Config,
     coordinates: int,
     m0: str,
     public: Mapping[str, float] | None,
@@ -372,19 +363,15 @@ def attempt_of(
 ) -> tuple[Setting, Task]:
     """Return setting and task of a settled round, as its members had them; ``m0`` is the hash of M0."""
     encoding, weights = scheduled_encoding(config, coordinates, setting.members, public)
-    given = None if weights is None else tuple(weights[name] for name in setting.members)
-    return setting, Task(bytes.fromhex(m0), encoding, given, extra)
+    in_order = None if weights is None else tuple(weights[name] for name in setting.members)
+    return setting, Task(bytes.fromhex(m0), encoding, in_order, extra)
 
 
-def evidence_in(kept: Mapping[str, bytes]) -> Evidence:
+def evidence_in(archived: Mapping[str, bytes]) -> Evidence:
     """Return the evidence that was archived with a round."""
     from fedmerit.secagg.naming import Evidence
 
     def part(kind: str) -> dict[str, bytes]:
-        return {key.partition("/")[2]: value for key, value in kept.items() if key.startswith(f"{kind}/")}
+        return {key.partition("/")[2]: value for key, value in archived.items() if key.startswith(f"{kind}/")}
 
     return Evidence.of(part("list"), part("seed"), part("key"))
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

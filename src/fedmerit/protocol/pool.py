@@ -1,22 +1,16 @@
-"""The test pool that all members are measured on, committed before the first round.
+r"""The test pool that all members are measured on, committed before the first round.
 
-The pool is put in one random order and cut into consecutive slices: a single one that serves every round
-(``reveal="fixed"``), or one per round, each revealed once (``reveal="per-round"``). If members settle, the
-last slice is the settlement's. It is revealed after the last round and never serves a round; with the method
-"both" it is half of the pool, with "settled" all of it. Copies of a sample are all in it or none is (see
-`apart`). The commitment published before round 1 binds every image, every label and their order, and reveals
-nothing about them::
+The pool is put in one random order and cut into slices: one that serves every round (``reveal="fixed"``), or
+one per round, each revealed once (``"per-round"``). If members settle, the last slice is the settlement's,
+which never serves a round: half of the pool with the method "both", all of it with "settled". The commitment
+published before round 1 binds every image, every label and their order, and reveals nothing about them::
 
-    sample  = "fedmerit/sample/1 <dtype> <h>x<w>x<c> label <y>\\n" + numbers of x, C order, little-endian
-    sample  = "fedmerit/sample/2 <dtype> <shape> target <dtype> <shape>\\n" + x + y    where y is an array
+    sample  = "fedmerit/sample/1 <dtype> <h>x<w>x<c> label <y>\n" + numbers of x, C order, little-endian
+    sample  = "fedmerit/sample/2 <dtype> <shape> target <dtype> <shape>\n" + x + y    where y is an array
     salt_k  = HMAC-SHA256(pool key, "fedmerit/salt/1" + k as u64)          k = place in the pool
     leaf_k  = SHA-256(0x00 + salt_k + sample_k)
     slice_s = SHA-256(0x02 + s as u32 + samples in it as u32 + merkle(its leaves))
     root    = merkle(all slices)              merkle: RFC 6962, node = SHA-256(0x01 + left + right)
-
-A revealed `Slice` carries its samples, their salts and its path to the root. A member calls `Slice.verify`
-or `Slice.verify_settlement` before it evaluates anything. Salts of other slices cannot be derived from
-revealed ones.
 """
 
 from __future__ import annotations
@@ -26,15 +20,13 @@ import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.config import Config
 from fedmerit.errors import BindingError, DataError, ReportError
-from fedmerit.scoring.metrics import BLOCKS
-from fedmerit.scoring.sampling import Strata, degrees, strata_for
+from fedmerit.scoring.sampling import BLOCKS, Strata, degrees, is_whole, strata_for
 
 # --------------------------------------------------------------------------------------------- Merkle tree
 
@@ -117,22 +109,11 @@ class Slice:
         if not self.id:
             object.__setattr__(self, "id", slice_id(self.x, self.y))
 
-    def verify(self, commitment: Mapping[str, Any], round: int | None = None) -> None:
-        """Raise `BindingError` unless the commitment binds exactly these samples (to ``round``, if given).
+    def verify(self, commitment: Mapping[str, Any], use: int | Literal["settlement"]) -> None:
+        """Raise `BindingError` unless the commitment binds just these samples to a round or the settlement.
 
-        The slice of the settlement is refused.
-
-        Args:
-            commitment: what was published before round 1.
-            round: counted from 1; with one slice per round, the slice must be this round's.
+        With one slice per round, it must be this round's.
         """
-        self._verify(commitment, round)
-
-    def verify_settlement(self, commitment: Mapping[str, Any]) -> None:
-        """Raise `BindingError` unless the commitment binds exactly these samples to the settlement."""
-        self._verify(commitment, "settlement")
-
-    def _verify(self, commitment: Mapping[str, Any], use: int | str | None) -> None:
         checked = (dict(commitment), use)
         if self.__dict__.get("_checked") == checked:
             return  # members who share a process are shown the same slice
@@ -140,10 +121,10 @@ class Slice:
             version, root = commitment["version"], bytes.fromhex(commitment["root"])
             size, slices = int(commitment["size"]), int(commitment["slices"])
             settled = int(commitment.get("settled", 0))
+            if not 0 <= settled <= size:
+                raise ValueError(f"{settled} of {size} samples are settled")
         except (KeyError, TypeError, ValueError) as error:
             raise BindingError(f"not the commitment of a test pool: {error!r}") from error
-        if not 0 <= settled <= size:
-            raise BindingError(f"not the commitment of a test pool: {settled} of {size} samples are settled")
         if version != 1:
             raise BindingError(f"test pool commitment of version {version!r}, expected 1")
         if not 0 <= self.index < slices:
@@ -154,7 +135,7 @@ class Slice:
                 raise BindingError(f"test slice {self.index} is for a round, not for the settlement")
         elif self.index >= for_rounds:
             raise BindingError(f"test slice {self.index} is for the settlement, not for a round")
-        elif isinstance(use, int) and self.index != (expected := 0 if for_rounds == 1 else use - 1):
+        elif self.index != (expected := 0 if for_rounds == 1 else use - 1):
             raise BindingError(f"round {use} is measured on test slice {expected}, got slice {self.index}")
         span, m = span_of(size, slices, self.index, settled), len(self.y)
         if not m == len(self.salts) / SALT_BYTES == span.stop - span.start:
@@ -251,18 +232,8 @@ def apart(order: Indices, x: Images, y: Labels, settled: int, *, by_class: bool)
     """Return an order in which all copies of a sample are settled, or none of them is.
 
     Members settle on no sample that a round has shown, so a copy on either side would cost the run its
-    settlement. Copies are moved within their class, so that slices stay as balanced as they were. Where none
-    is astride, the order stays as it is.
-
-    Args:
-        order: places of the pool's samples in ``x`` and ``y``.
-        x: samples.
-        y: targets; identical samples have the same one.
-        settled: how many samples at the end of the order are the settlement's.
-        by_class: whether y are classes.
-
-    Raises:
-        DataError: so many samples are copies that no cut of this size keeps them together.
+    settlement. Copies are moved within their class (if ``by_class``), so that slices stay as balanced as they
+    were. Raise DataError if no cut with ``settled`` samples at its end keeps all copies together.
     """
     cut = len(order) - settled
     if not 0 < settled < len(order):
@@ -272,10 +243,10 @@ def apart(order: Indices, x: Images, y: Labels, settled: int, *, by_class: bool)
         copies.setdefault(hashlib.sha256(_sample(x[k], y[k])).digest(), []).append(place)
     classes = y[order].tolist() if by_class else [0] * len(order)
     found = order.copy()
-    for one in {classes[places[0]] for places in copies.values() if places[0] < cut <= places[-1]}:
-        room = [[p for p in range(*span) if classes[p] == one] for span in ((0, cut), (cut, len(order)))]
+    for label in {classes[places[0]] for places in copies.values() if places[0] < cut <= places[-1]}:
+        room = [[p for p in range(*span) if classes[p] == label] for span in ((0, cut), (cut, len(order)))]
         sides: tuple[list[int], list[int]] = [], []
-        groups = [places for places in copies.values() if classes[places[0]] == one]
+        groups = [places for places in copies.values() if classes[places[0]] == label]
         for places in sorted(groups, key=len, reverse=True):
             free = [len(room[side]) - len(sides[side]) for side in (0, 1)]
             side = int(free[1] > free[0])
@@ -345,14 +316,7 @@ def span_of(size: int, slices: int, index: int, settled: int = 0) -> slice:
 
 
 def parts_of(size: int, *, method: str, reveal: str, rounds: int) -> tuple[int, int]:
-    """Return into how many slices a pool is cut, and how many of its ``size`` samples are the settlement's.
-
-    Args:
-        size: samples in the pool.
-        method: "settled", "both" or "reports".
-        reveal: "fixed", "per-round" or "end".
-        rounds: number of rounds.
-    """
+    """Return into how many slices a pool is cut, and how many samples are the settlement's."""
     for_rounds = 0 if method == "settled" else rounds if reveal == "per-round" else 1
     settled = {"settled": size, "both": size // 2, "reports": 0}[method]
     return for_rounds + (method != "reports"), settled
@@ -376,40 +340,28 @@ class Sampling:
     """How standard errors are measured, which follows from the terms and the commitment to the test pool.
 
     Args:
-        joint: errors by stratum, with a sketch; otherwise plain errors, as in runs of earlier versions.
         balanced: whether the pool was drawn class by class.
-        whole: utilities that are metrics of the whole test set: their values are pseudo-values of blocks.
     """
 
-    joint: bool = False
     balanced: bool = False
-    whole: tuple[str, ...] = ()
 
-    @classmethod
-    def of(cls, config: Config, commitment: Mapping[str, Any]) -> Sampling:
-        """Return how members of a run measure."""
-        return cls(config.scoring.errors == "joint", bool(commitment.get("balanced")), config.whole)
-
-    def strata(self, utility: str, shown: Slice) -> Strata | None:
-        """Return the strata of a test slice, or of its blocks; None for plain errors."""
-        if not self.joint:
-            return None
-        if utility in self.whole:
+    def strata(self, utility: str, shown: Slice) -> Strata:
+        """Return the strata of a test slice, or of its blocks."""
+        if is_whole(utility):
             return np.zeros(min(BLOCKS, len(shown.y)), np.int64)
         return strata_for(shown.y, balanced=self.balanced or utility == BALANCED)
 
     def check(self, utility: str, values: npt.NDArray[np.float64], shown: Slice) -> None:
         """Raise `ReportError` unless a utility is measured as agreed: per sample, or of the whole set."""
-        whole = utility in self.whole
+        whole = is_whole(utility)
         if len(values) != (min(BLOCKS, len(shown.y)) if whole else len(shown.y)):
             one = "one number, which a metric of the whole test set is"
             each = f"one number for each of {len(shown.y)} test samples"
             raise ReportError(
                 f"utility {utility!r}: expected {one if whole else each}, got {each if whole else one}; "
-                "scoring.whole (in Flower `whole` of Contributions) lists utilities that are such metrics"
+                "the name of a metric of the whole test set begins with whole:"
             )
 
-    def freedom(self, utility: str, shown: Slice) -> int | None:
-        """Return the degrees of freedom that every report on this slice must name; None if it names none."""
-        strata = self.strata(utility, shown)
-        return None if strata is None else degrees(strata)
+    def freedom(self, utility: str, shown: Slice) -> int:
+        """Return the degrees of freedom that every report on this slice must name."""
+        return degrees(self.strata(utility, shown))

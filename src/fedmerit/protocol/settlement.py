@@ -14,22 +14,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import MessageError
+from fedmerit.errors import MessageError, placing
 from fedmerit.identity import SERVER, canonical, new_salt
-from fedmerit.protocol.direction import BLOCKS_SLACK, Entry, Manifest, whole_number
+from fedmerit.protocol.direction import BLOCKS_SLACK, Along, Entry, Manifest, whole_number
 from fedmerit.scoring.scores import from_blocks
 from fedmerit.scoring.types import Scores
 
-ALL = "all"
-"""In place of a round's number, where members state one number for the run."""
+if TYPE_CHECKING:
+    from fedmerit.secagg.naming import MaskTable
 
 DAY = 86_400
 CLOCKS = 3600
@@ -44,14 +44,10 @@ MOST_PART = 1e9
 
 @dataclass(frozen=True)
 class Statement:
-    """What one member states.
+    """What one member states, by the number of each round that it was summed in.
 
-    Args:
-        member: its name.
-        settlement: digest of the manifest.
-        rounds: by the number of each round that it was summed in, its product; or one for `ALL` of them.
-        blocks: likewise, its update's products with the gradient of every block, for standard errors.
-        salt: so that the record's hash reveals nothing.
+    ``rounds`` are its products, ``blocks`` its update's products with the gradient of every block, for
+    standard errors; ``settlement`` is the digest of the manifest.
     """
 
     member: str
@@ -71,38 +67,31 @@ class Statement:
         }
 
     @classmethod
-    def from_body(cls, member: str, body: Mapping[str, Any], manifest: Manifest, *, detail: str) -> Statement:
+    def from_body(cls, member: str, body: Mapping[str, Any], manifest: Manifest) -> Statement:
         """Read a statement; raise MessageError unless it is one about this manifest."""
-        try:
-            found = cls(
-                member,
-                str(body["settlement"]),
-                {str(key): whole_number(value) for key, value in body["rounds"].items()},
-                {str(key): tuple(map(float, values)) for key, values in body["blocks"].items()},
-                str(body["salt"]),
-            )
-            same = found.body(manifest.run) == dict(body)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise MessageError(f"not a statement: {error!r:.120}", stage="state", member=member) from None
-        expected = due(manifest, member, detail)
-        if not same or found.settlement != manifest.digest:
-            raise MessageError("a statement of another run or settlement", stage="state", member=member)
-        if set(found.rounds) != set(expected) or set(found.blocks) != set(expected):
-            raise MessageError(
-                f"expected a statement on the rounds {', '.join(expected)}, got one on "
-                f"{', '.join(found.rounds)!r:.100}",
-                stage="state",
-                member=member,
-            )
-        for values in found.blocks.values():
-            if len(values) != len(manifest.blocks) or not all(abs(value) <= MOST_PART for value in values):
+        expected = [str(entry.round) for entry in manifest.rounds if member in entry.participants]
+        with placing("state", member):
+            try:
+                rounds = {str(key): whole_number(value) for key, value in body["rounds"].items()}
+                blocks = {str(key): tuple(map(float, values)) for key, values in body["blocks"].items()}
+                read = cls(member, str(body["settlement"]), rounds, blocks, str(body["salt"]))
+                same = read.body(manifest.run) == dict(body)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise MessageError(f"not a statement: {error!r:.120}") from None
+            if not same or read.settlement != manifest.digest:
+                raise MessageError("a statement of another run or settlement")
+            if set(rounds) != set(expected) or set(blocks) != set(expected):
                 raise MessageError(
-                    f"expected {len(manifest.blocks)} numbers per round, at most {MOST_PART:g}",
-                    stage="state",
-                    member=member,
+                    f"expected a statement on the rounds {', '.join(expected)}, got one on "
+                    f"{', '.join(rounds)!r:.100}"
                 )
-        rounds = {key: found.rounds[key] for key in expected}  # what is signed sorts 10 before 2
-        return replace(found, rounds=rounds, blocks={key: found.blocks[key] for key in expected})
+            sizes = {len(values) for values in blocks.values()} - {len(manifest.blocks)}
+            if sizes or not all(abs(value) <= MOST_PART for values in blocks.values() for value in values):
+                raise MessageError(
+                    f"expected {len(manifest.blocks)} numbers per round, at most {MOST_PART:g}"
+                )
+        in_order = {key: rounds[key] for key in expected}  # what is signed sorts 10 before 2
+        return replace(read, rounds=in_order, blocks={key: blocks[key] for key in expected})
 
 
 def statement_limit(manifest: Manifest) -> int:
@@ -110,27 +99,18 @@ def statement_limit(manifest: Manifest) -> int:
     return STATEMENT * (2 + len(manifest.rounds))
 
 
-def due(manifest: Manifest, member: str, detail: str) -> list[str]:
-    """Return what a member must state on: the rounds that it was summed in, or all of them at once."""
-    rounds = [str(one.round) for one in manifest.rounds if member in one.participants]
-    return ([ALL] if rounds else []) if detail == "run" else rounds
-
-
 def agreement(run: str, settlement: str, wrong: Sequence[int], released: Sequence[int]) -> dict[str, Any]:
     """Return what a member signs after it has recomputed every direction.
 
-    Args:
-        run: identifier of the run.
-        settlement: digest of the manifest.
-        wrong: rounds whose direction, model or sum is not what it should be.
-        released: rounds that the manifest lacks although this member released shares for their sum.
+    ``wrong`` are rounds whose direction, model or sum is not what it should be; ``released`` those that the
+    manifest lacks although this member released shares for their sum.
     """
     return {"run": run, "settlement": settlement, "wrong": list(wrong), "released": list(released)}
 
 
-def last_round(run: str, number_: int) -> dict[str, Any]:
+def last_round(run: str, number: int) -> dict[str, Any]:
     """Return what members sign if a run ends before all its rounds are run."""
-    return {"run": run, "last": number_}
+    return {"run": run, "last": number}
 
 
 def countersignature(run: str, settled: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,22 +124,58 @@ def name_hash(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
+def table_body(run: str, settlement: str, along: Along, table: MaskTable) -> dict[str, Any]:
+    """Return what a member signs of its masks in a direction."""
+    pairs = {peer: str(value) for peer, value in table.pairs.items()}
+    where = {"run": run, "settlement": settlement, **along.body()}
+    return {**where, "pairs": pairs, "masked": str(table.masked)}
+
+
+def table_limit(members: Sequence[str]) -> int:
+    """Return the most bytes of a table, which its reader compares before it parses one."""
+    return 1024 + sum(12 * len(name) + 64 for name in members)
+
+
+def table_of(member: str, body: Mapping[str, Any], run: str, settlement: str, along: Along) -> MaskTable:
+    """Read a table; raise MessageError unless it is one of this direction and settlement."""
+    from fedmerit.secagg.naming import MaskTable  # it needs cryptography
+
+    try:
+        pairs = {str(peer): whole_number(value) for peer, value in body["pairs"].items()}
+        table = MaskTable(member, pairs, whole_number(body["masked"]))
+        same = table_body(run, settlement, along, table) == dict(body)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise MessageError(f"not a table of masks: {error!r:.100}", stage="table", member=member) from None
+    if not same:
+        raise MessageError("a table of another direction or settlement", stage="table", member=member)
+    return table
+
+
 # ---------------------------------------------------------------------------------------------- equations
 
 
 @dataclass(frozen=True)
 class Equation:
-    """The equation of a round, or of `ALL` rounds at once: what was stated, and what it must add up to."""
+    """The equation of a round: what was stated, and what it must add up to, also in each block."""
 
-    round: int | None  # None for all at once
-    participants: tuple[str, ...]
+    entry: Entry
     stated: tuple[int | None, ...]  # None where nobody stated
-    product: int
+    parts: tuple[tuple[float, ...] | None, ...]  # likewise, in each block
 
     @property
-    def key(self) -> str:
-        """Under what statements have it."""
-        return ALL if self.round is None else str(self.round)
+    def round(self) -> int:
+        """Its number."""
+        return self.entry.round
+
+    @property
+    def participants(self) -> tuple[str, ...]:
+        """Everybody in the sum."""
+        return self.entry.participants
+
+    @property
+    def product(self) -> int:
+        """What must have been stated in all."""
+        return self.entry.product
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -181,6 +197,24 @@ class Equation:
         """Whether everybody stated, and it adds up."""
         return self.sum == self.product
 
+    @cached_property
+    def room(self) -> float:
+        """How far sums of parts may be off, as far as machines agree.
+
+        It follows from the median of the members' largest parts, so that who states false ones makes no room.
+        """
+        parts = np.array([part for part in self.parts if part is not None])
+        usual = len(parts) * float(np.median(np.abs(parts).max(axis=1)))
+        return BLOCKS_SLACK * (max(map(abs, self.entry.blocks)) + usual) + 1e-9
+
+    @cached_property
+    def odd(self) -> tuple[int, ...]:
+        """The blocks in which everybody stated and the parts do not add up."""
+        if self.missing:
+            return ()
+        off = np.abs(np.array(self.parts, np.float64).sum(axis=0) - self.entry.blocks)
+        return tuple(np.flatnonzero(~(off <= self.room)).tolist())
+
     def body(self) -> dict[str, Any]:
         """Return what the ledger says of it."""
         return {
@@ -189,34 +223,67 @@ class Equation:
             "sum": None if self.sum is None else str(self.sum),
             "product": str(self.product),
             "holds": self.holds,
+            "odd": list(self.odd),
         }
 
 
-def equations(manifest: Manifest, statements: Mapping[str, Statement], detail: str) -> list[Equation]:
-    """Return the equation of every round, or one of all rounds."""
-
-    def said(name: str, key: str) -> int | None:
-        return statements[name].rounds[key] if name in statements else None
-
-    if detail == "run":
-        names = manifest.members
-        return [Equation(None, names, tuple(said(name, ALL) for name in names), manifest.product)]
-    return [
-        Equation(
-            one.round,
-            one.participants,
-            tuple(said(name, str(one.round)) for name in one.participants),
-            one.product,
-        )
-        for one in manifest.rounds
-    ]
+def equations(manifest: Manifest, statements: Mapping[str, Statement]) -> list[Equation]:
+    """Return the equation of every round."""
+    found = []
+    for entry in manifest.rounds:
+        stated, key = [statements.get(name) for name in entry.participants], str(entry.round)
+        products = tuple(None if statement is None else statement.rounds[key] for statement in stated)
+        parts = tuple(None if statement is None else statement.blocks[key] for statement in stated)
+        found.append(Equation(entry, products, parts))
+    return found
 
 
-def proved_in(verdict: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, str], tuple[str, ...]]:
-    """Return what a record ``verdict`` says: proved integers, who is named for what, who was silent."""
-    values = {str(name): whole_number(value) for name, value in verdict["values"].items()}
-    named = {str(name): str(why) for name, why in verdict["named"].items()}
-    return values, named, tuple(map(str, verdict["silent"]))
+def fitting(statement: Statement, entry: Entry, along: Along) -> range:
+    """Return the products in a direction that fit what a member stated.
+
+    A part of a block fits within what its rounding and machines that differ explain.
+    """
+    key = str(along.round)
+    if along.block is None:
+        return range(statement.rounds[key], statement.rounds[key] + 1)
+    part = statement.blocks[key][along.block]
+    slack = BLOCKS_SLACK * max(map(abs, entry.blocks)) / len(entry.participants) + 1e-6 * abs(part)
+    least, most = (part - slack) / along.scale, (part + slack) / along.scale
+    return range(math.floor(least), math.ceil(most) + 1)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a verdict says of everybody's products in one direction.
+
+    ``values`` are the products that masks prove, ``named`` who is named and why, ``silent`` who has not shown
+    its masks.
+    """
+
+    along: Along
+    values: Mapping[str, int]
+    named: Mapping[str, str]
+    silent: tuple[str, ...]
+
+    def body(self) -> dict[str, Any]:
+        """Return what a record ``verdict`` says of it."""
+        return {
+            **self.along.body(),
+            "named": dict(self.named),
+            "values": {name: str(value) for name, value in self.values.items()},
+            "silent": list(self.silent),
+        }
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> Proof:
+        """Read a record ``verdict``."""
+        values = {str(name): whole_number(value) for name, value in body["values"].items()}
+        named = {str(name): str(why) for name, why in body["named"].items()}
+        return cls(Along.from_body(body), values, named, tuple(map(str, body["silent"])))
+
+
+Verdicts = Mapping[tuple[int, int | None], Proof]
+"""By round and block; None for the integers of the round."""
 
 
 # --------------------------------------------------------------------------------------------- the whole
@@ -226,34 +293,22 @@ def proved_in(verdict: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, str
 class Settled:
     """What a settlement came to.
 
-    Args:
-        manifest: the directions.
-        statements: by member.
-        detail: whether members stated per round ("rounds") or once ("run").
-        values: by round and member, what masks proved in place of a statement.
-        named: by round, who lied and how; the server may be one of them.
-        silent: by round whose equation fails, who has not shown what would prove its statement.
-        closes: when the window closes, in seconds since 1970; None once nobody is awaited.
-        final: whether it is closed: nothing changes any more. While anybody is awaited, t members sign that.
-        withheld: in a copy, who stated what its reader may not see.
-        told: in such a copy, the equations as they are recorded.
+    ``verdicts`` are what masks proved where an equation or the parts of a block do not add up; ``closes`` is
+    when the window closes (None once nobody is awaited); ``final`` says that nothing changes any more.
     """
 
     manifest: Manifest
     statements: Mapping[str, Statement]
-    detail: str = "rounds"
-    values: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    named: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    verdicts: Verdicts = field(default_factory=dict)
     closes: int | None = None
     final: bool = False
-    silent: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     withheld: tuple[str, ...] = ()  # in a copy: who stated what its reader may not see
     told: Sequence[Mapping[str, Any]] | None = None  # in such a copy: the equations as they are recorded
 
     @cached_property
     def equations(self) -> list[Equation]:
         """The equations, with what was stated."""
-        return equations(self.manifest, self.statements, self.detail)
+        return equations(self.manifest, self.statements)
 
     @property
     def holding(self) -> int:
@@ -263,13 +318,37 @@ class Settled:
     @cached_property
     def missing(self) -> tuple[str, ...]:
         """Everybody who was summed and has not stated."""
-        found = dict.fromkeys(name for one in self.equations for name in one.missing)
-        return tuple(name for name in found if name not in self.withheld)
+        missing = (name for one in self.equations for name in one.missing)
+        return _each(name for name in missing if name not in self.withheld)
+
+    @cached_property
+    def named(self) -> dict[int, dict[str, str]]:
+        """By round with a verdict, who lied and how; the server may be one of them."""
+        found: dict[int, dict[str, str]] = {}
+        for (round, _), proof in self.verdicts.items():
+            named = found.setdefault(round, {})
+            for name, why in proof.named.items():
+                named.setdefault(name, why)
+        return found
+
+    @property
+    def silent(self) -> dict[int, tuple[str, ...]]:
+        """By round with a verdict, who has not shown its masks."""
+        found: dict[int, tuple[str, ...]] = {}
+        for (round, _), proof in self.verdicts.items():
+            found[round] = _each((*found.get(round, ()), *proof.silent))
+        return found
+
+    def unsolved(self, equation: Equation) -> tuple[int | None, ...]:
+        """Return in which of its directions an equation fails and masks have not said why (None: its own)."""
+        proof = self.verdicts.get((equation.round, None))
+        whole = () if equation.holds or (proof and proof.named) else (None,)
+        return (*whole, *(block for block in equation.odd if (equation.round, block) not in self.verdicts))
 
     @property
     def unproved(self) -> tuple[str, ...]:
         """Everybody who stated, and was silent about its masks when an equation failed."""
-        return tuple(dict.fromkeys(name for each in self.silent.values() for name in each))
+        return _each(name for each in self.silent.values() for name in each)
 
     @property
     def awaited(self) -> tuple[str, ...]:
@@ -279,64 +358,66 @@ class Settled:
     @property
     def liars(self) -> tuple[str, ...]:
         """Everybody who was named in a round."""
-        return tuple(dict.fromkeys(name for each in self.named.values() for name in each))
-
-    @property
-    def lies_over_run(self) -> dict[str, str]:
-        """Who stated another number for the run than masks proved, round by round."""
-        return {
-            name: "stated"
-            for name, statement in self.statements.items()
-            if (proved := self.proved(name)) is not None and proved != statement.rounds.get(ALL, 0)
-        }
+        return _each(name for named in self.named.values() for name in named)
 
     @cached_property
-    def odd_parts(self) -> dict[int | None, tuple[str, ...]]:
-        """By round in which everybody stated and the parts of the blocks do not add up: whose are false.
+    def odd_parts(self) -> dict[int, tuple[str, ...]]:
+        """By round in which parts of a block do not add up and no masks proved why: whose are false.
 
         Nobody's, as far as anybody can tell, if all of them agree with the integers of their authors.
         """
-        whole_ones = [one for one in self.equations if not (self.withheld or one.missing)]
-        return {one.round: forgers for one in whole_ones if (forgers := self._forgers(one)) is not None}
+        unproved = [
+            equation
+            for equation in self.equations
+            if any((equation.round, block) not in self.verdicts for block in equation.odd)
+        ]
+        return {equation.round: self._forgers(equation) for equation in unproved}
 
     @property
     def doubtful(self) -> tuple[str, ...]:
         """Everybody in a sum of which parts are false, and nothing says whose."""
-        odd = [one for one in self.equations if self.odd_parts.get(one.round) == ()]
-        return tuple(dict.fromkeys(name for one in odd for name in one.participants))
+        odd = (number for number, forgers in self.odd_parts.items() if not forgers)
+        return _each(name for number in odd for name in self.manifest.entry(number).participants)
 
-    def _parts(self, equation: Equation) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return what everybody in a sum stated of every block, and what that must add up to."""
-        entries = [entry.blocks for entry in self.manifest.rounds if equation.round in (None, entry.round)]
-        stated = [self.statements[name].blocks[equation.key] for name in equation.participants]
-        return np.array(stated), np.sum(entries, axis=0)
+    def _forgers(self, equation: Equation) -> tuple[str, ...]:
+        r"""Return whose parts contradict its own integer: with m_b of the m test samples in block b, unless
 
-    def _forgers(self, equation: Equation) -> tuple[str, ...] | None:
-        r"""Return whose parts contradict its own integer; None if the parts of every block add up.
-
-        With m_b of the m test samples in block b, the parts of a member are false unless
-
-        .. math:: \sum_b \frac{m_b}{m} p_{ib} = s \Phi_i
-
-        as far as machines agree. How far that is follows from the gain and from the median of the members'
-        largest parts, so that who states false ones does not make room for them.
+        .. math:: \sum_b \frac{m_b}{m} p_{ib} = s \Phi_i.
         """
-        parts, whole = self._parts(equation)
-        usual = len(parts) * float(np.median(np.abs(parts).max(axis=1)))
-        most = BLOCKS_SLACK * (float(np.abs(whole).max()) + usual) + 1e-9
-        if (np.abs(parts.sum(axis=0) - whole) <= most).all():
-            return None
-        own = np.average(parts, axis=1, weights=self.manifest.blocks)
-        due = [(self.counts(equation, name) or 0) * self.manifest.scale for name in equation.participants]
-        false = np.abs(own - due) > most
+        own = np.average(np.array(equation.parts), axis=1, weights=self.manifest.blocks)
+        due = [
+            (self.counts(equation.entry, name) or 0) * self.manifest.scale for name in equation.participants
+        ]
+        false = np.abs(own - due) > equation.room
         return tuple(name for name, odd in zip(equation.participants, false, strict=True) if odd)
 
-    @property
+    def parts(self, equation: Equation) -> npt.NDArray[np.float64]:
+        """Return everybody's parts that count in a round, shape (members, blocks); 0 without a statement.
+
+        Of who is named, what masks prove counts. Whose part neither counts nor is proved, shares what the
+        others leave in that block.
+        """
+        nothing = (0.0,) * len(self.manifest.blocks)
+        found = np.array([part or nothing for part in equation.parts])
+        for block in equation.odd:
+            proof = self.verdicts.get((equation.round, block))
+            out = {*self.odd_parts.get(equation.round, ())}
+            if proof is not None:
+                out = {name for name in proof.named if name not in proof.values}
+                out |= {*proof.silent} - {*proof.values} if self.final else set()
+                for name in {*proof.named} & {*proof.values}:
+                    found[equation.participants.index(name), block] = proof.values[name] * proof.along.scale
+            left = [name in out for name in equation.participants]
+            if any(left):
+                rest = equation.entry.blocks[block] - found[~np.array(left), block].sum()
+                found[left, block] = rest / sum(left)
+        return found
+
+    @cached_property
     def has_errors(self) -> bool:
         """Whether the parts of the blocks give standard errors of the scores of the run.
 
-        Nobody's do where the settlement was closed without somebody's statement. Where parts do not add up,
-        everybody keeps its own, which no other member can change.
+        Nobody's do where the settlement was closed without somebody's statement.
         """
         return not self.final or bool(self.withheld) or not any(one.missing for one in self.equations)
 
@@ -354,129 +435,82 @@ class Settled:
 
     def judged(self, verdict: Mapping[str, Any]) -> Settled:
         """Return the settlement with one more record ``verdict``, which replaces an earlier one."""
-        number = verdict["round"]
-        values, named, silent = proved_in(verdict)
-        return replace(
-            self,
-            values={**self.values, number: values} if number else self.values,
-            named={**self.named, number: named},
-            silent={**self.silent, number: silent},
-        )
+        proof = Proof.from_body(verdict)
+        return replace(self, verdicts={**self.verdicts, (proof.along.round, proof.along.block): proof})
 
     def value(self, entry: Entry, name: str) -> int | None:
         """Return a member's integer in a round: as proved, else as stated; None if neither counts.
 
-        A statement counts unless its author is named. Who is silent about its masks keeps it too, until t
-        members close the settlement without them.
+        A statement counts unless its author is named, or silent about its masks at the final end.
         """
-        if (proved := self.values.get(entry.round, {}).get(name)) is not None:
-            return proved
-        if name in self.named.get(entry.round, {}) or self._given_up(name, entry.round):
-            return None
+        if proof := self.verdicts.get((entry.round, None)):
+            if name in proof.values:
+                return proof.values[name]
+            if name in proof.named or (self.final and name in proof.silent):
+                return None
         return self.statements[name].rounds[str(entry.round)] if name in self.statements else None
 
     def counted(self, entry: Entry, name: str) -> int:
         """Return the integer that counts for a member in a round.
 
         While the settlement is open, who has none counts 0. Once it is final, those without one share what is
-        left of the sum, also if that is negative. So no coalition gains by a member who keeps silent: what
-        the others of it took is missing there.
+        left of the sum, also if that is negative: no coalition gains by a member who keeps silent.
         """
-        own = self.value(entry, name)
-        if own is not None:
+        values = {who: self.value(entry, who) for who in entry.participants}
+        if (own := values[name]) is not None:
             return own
-        known = {who: self.value(entry, who) for who in entry.participants}
-        return self._of_rest(known, name, entry.product, entry.round)
-
-    def counts(self, equation: Equation, name: str) -> int | None:
-        """Return the integer that counts for a member in an equation; None while it has none."""
-        final = self.final and not self.withheld
-        if equation.round is None:
-            return self._counted_over_run(name) if final else self._over_run(name)
-        entry = self.manifest.entry(equation.round)
-        return self.counted(entry, name) if final else self.value(entry, name)
-
-    def left(self, equation: Equation) -> tuple[str, ...]:
-        """Return who has no integer of its own in an equation: what the others leave is theirs."""
-        if equation.round is None:
-            return tuple(name for name in equation.participants if self._over_run(name) is None)
-        entry = self.manifest.entry(equation.round)
-        return tuple(name for name in equation.participants if self.value(entry, name) is None)
-
-    def _given_up(self, name: str, number_: int) -> bool:
-        """Return whether the settlement was closed without a member's masks of a round."""
-        return self.final and name in self.silent.get(number_, ())
-
-    def _of_rest(self, known: Mapping[str, int | None], name: str, product: int, number_: int) -> int:
-        """Return a member's part of what is left of a sum."""
-        if not self.final or self.withheld or SERVER in self.named.get(number_, {}):
+        proof = self.verdicts.get((entry.round, None))
+        if not self.final or self.withheld or (proof and SERVER in proof.named):
             return 0
-        left = [who for who, value in known.items() if value is None]
-        part, more = divmod(product - sum(value for value in known.values() if value is not None), len(left))
+        left = self.left(entry)
+        rest = entry.product - sum(value for value in values.values() if value is not None)
+        part, more = divmod(rest, len(left))
         return part + (left.index(name) < more)
 
-    def _counted_over_run(self, name: str) -> int:
-        own = self._over_run(name)
-        if own is not None:
-            return own
-        if name not in self.manifest.members:
-            return 0
-        known = {who: self._over_run(who) for who in self.manifest.members}
-        return self._of_rest(known, name, self.manifest.product, 0)
+    def counts(self, entry: Entry, name: str) -> int | None:
+        """Return the integer that counts for a member in a round; None while it has none."""
+        final = self.final and not self.withheld
+        return self.counted(entry, name) if final else self.value(entry, name)
 
-    def proved(self, name: str) -> int | None:
-        """Return a member's integer over all its rounds, if masks proved each of them; else None."""
-        found = [self.values.get(one.round, {}).get(name) for one in self._of(name)]
-        return None if any(value is None for value in found) else sum(value or 0 for value in found)
-
-    def _over_run(self, name: str) -> int | None:
-        """Return a member's integer over the run, where it states one number: as proved, else as stated."""
-        if (proved := self.proved(name)) is not None:
-            return proved
-        if name in self.liars or any(self._given_up(name, number_) for number_ in self.silent):
-            return None
-        return self.statements[name].rounds.get(ALL, 0) if name in self.statements else None
-
-    def _of(self, name: str) -> list[Entry]:
-        return [one for one in self.manifest.rounds if name in one.participants]
+    def left(self, entry: Entry) -> tuple[str, ...]:
+        """Return who has no integer of its own in a round: what the others leave is theirs."""
+        return tuple(name for name in entry.participants if self.value(entry, name) is None)
 
     def round_scores(self, entry: Entry) -> Scores:
-        """Return everybody's score in a round. Needs detail "rounds"."""
+        """Return everybody's score in a round."""
         own = [self.counted(entry, name) for name in entry.participants]
-        equation = self.equations[self.manifest.rounds.index(entry)]
-        parts = [self._blocks(equation, name) for name in entry.participants]
-        return self._scores(entry.participants, own, parts)
+        return self._scores(entry.participants, own, self._counting[entry.round])
 
-    def scores(self, clients: Sequence[str]) -> Scores:
+    @cached_property
+    def _counting(self) -> dict[int, npt.NDArray[np.float64]]:
+        """By round, everybody's parts that count."""
+        return {one.round: self.parts(one) for one in self.equations}
+
+    def totals(self, clients: Sequence[str]) -> Scores:
         """Return everybody's score over the run, with standard errors from the blocks."""
-        if self.detail == "run":
-            own = [self._counted_over_run(name) for name in clients]
-        else:
-            own = [sum(self.counted(one, name) for one in self._of(name)) for name in clients]
+        own = [
+            sum(self.counted(entry, name) for entry in self.manifest.rounds if name in entry.participants)
+            for name in clients
+        ]
         return self._scores(clients, own, [self.blocks(name) for name in clients])
 
     def blocks(self, name: str) -> tuple[float, ...]:
         """Return a member's products with every block, over the run; 0 if it did not state."""
-        parts = [self._blocks(one, name) for one in self.equations if name in one.participants]
-        return tuple(np.sum(parts, axis=0).tolist()) if parts else (0.0,) * len(self.manifest.blocks)
+        own = np.zeros(len(self.manifest.blocks))
+        for entry in self.manifest.rounds:
+            if name in entry.participants:
+                own = own + self._counting[entry.round][entry.participants.index(name)]
+        return tuple(own.tolist())
 
-    def _blocks(self, equation: Equation, name: str) -> tuple[float, ...]:
-        """Return a member's parts as stated; who stated false ones shares what the others leave."""
-        if name in (forgers := self.odd_parts.get(equation.round, ())):
-            parts, whole = self._parts(equation)
-            honest = [who not in forgers for who in equation.participants]
-            return tuple(((whole - parts[honest].sum(axis=0)) / len(forgers)).tolist())
-        if name in self.statements:
-            return self.statements[name].blocks[equation.key]
-        return (0.0,) * len(self.manifest.blocks)
-
-    def _scores(
-        self, clients: Sequence[str], own: Sequence[int], columns: Sequence[Sequence[float]]
-    ) -> Scores:
+    def _scores(self, clients: Sequence[str], own: Sequence[int], columns: npt.ArrayLike) -> Scores:
         values = np.array([value * self.manifest.scale for value in own])
         if not self.has_errors:
-            return Scores(
-                score="PHI", clients=tuple(clients), values=values, raw=values, gain=math.fsum(values)
-            )
+            whole = math.fsum(values)
+            return Scores(score="PHI", clients=tuple(clients), values=values, raw=values, gain=whole)
         found = from_blocks(np.transpose(columns), self.manifest.blocks, clients)
         return replace(found, values=values, raw=values, gain=math.fsum(values))
+
+
+def _each(names: Iterable[str]) -> tuple[str, ...]:
+    """Return every name once."""
+    return tuple(dict.fromkeys(names))

@@ -10,30 +10,23 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
-from fedmerit.config import VERSION, Config, SecureAggregation, Training, recorded, recorded_hash
-from fedmerit.errors import (
-    BindingError,
-    ConfigError,
-    MessageError,
-    RefusedError,
-    VersionError,
-)
+from fedmerit.config import VERSION, Config, check_schedule, recorded, recorded_hash
+from fedmerit.errors import BindingError, ConfigError, MessageError, RefusedError, VersionError
 from fedmerit.identity import PREFIX, Member, Roster, canonical
-from fedmerit.limits import check_schedule
 from fedmerit.protocol.messages import PACKAGE, PROTOCOL
 from fedmerit.scoring.accumulate import Missing, accumulate
-from fedmerit.scoring.agreement import normalise
-from fedmerit.scoring.scores import score_of
+from fedmerit.scoring.ground_truth import normalise
 from fedmerit.scoring.types import Reports, Vector
 from fedmerit.secagg.quantise import Encoding
 from fedmerit.secagg.setting import LEAST_IN_SUM, Setting, default_threshold
+from fedmerit.settings import SecureAggregation, Training
 
 # ------------------------------------------------------------------------------------------------- weights
 
@@ -42,64 +35,55 @@ _KINDS: dict[str, Literal["uniform", "public", "secret"]] = {
     "secret": "secret",
     "roster": "public",
     "scores": "public",
-    "current-scores": "public",
 }
 
 
 def are_public(config: Config) -> bool:
     """Return whether all members know all weights before the sum."""
-    return _KINDS[config.training.weights] == "public"
+    return _KINDS[config.weighing] == "public"
 
 
 def roster_weights(config: Config) -> dict[str, float]:
     """Return the weight of every member, if the roster fixes them."""
-    return {name: float(config.training.roster_weights[name]) for name in config.clients}
+    return {name: float(config.roster_weights[name]) for name in config.clients}
 
 
 def encoding_of(config: Config, length: int, members: int, public: Mapping[str, float] | None) -> Encoding:
-    """Return the encoding that turns updates of ``members`` scheduled members into integers.
-
-    Args:
-        config: of the run.
-        length: how many numbers a model has.
-        members: how many members are scheduled.
-        public: their weights, if these are public.
-    """
-    kind, cap = config.training.weights, 1.0
-    if kind == "secret":
+    """Return the encoding that turns updates of so many scheduled members into integers."""
+    cap = 1.0
+    if config.weighing == "secret":
         cap = config.training.weight_cap
-    elif public is not None:
+    elif config.weighing != "uniform" and public is not None:
         cap = max(public.values())
     return Encoding(
         length=length,
         members=members,
         bound=config.secure_aggregation.bound,
-        weights=_KINDS[kind],
-        weight_cap=cap if kind != "uniform" else 1,
-        clip=config.secure_aggregation.clip,
+        weights=_KINDS[config.weighing],
+        weight_cap=cap,
         word_bytes=config.word_bytes,
     )
 
 
-def archived_weights(kept: Mapping[str, Any], scheduled: Sequence[str]) -> dict[str, float] | None:
+def archived_weights(arrays: Mapping[str, Any], scheduled: Sequence[str]) -> dict[str, float] | None:
     """Return the public weights in what the server archived of a round; None if it has none."""
-    weights = kept.get("weights")
+    weights = arrays.get("weights")
     return None if weights is None else dict(zip(scheduled, weights.tolist(), strict=True))
 
 
 def scheduled_encoding(
-    config: Config, length: int, members: Sequence[str], told: Mapping[str, float] | None = None
+    config: Config, length: int, members: Sequence[str], scored: Mapping[str, float] | None = None
 ) -> tuple[Encoding, dict[str, float] | None]:
     """Return the encoding of a round, and the weights of its members if these are public.
 
-    ``told`` are weights from scores, which only rehearsals have; not used if the roster holds the weights.
+    ``scored`` are weights from scores, which only rehearsals have; not used if the roster holds the weights.
     """
     public = None
     if are_public(config):
-        everybody = roster_weights(config) if config.training.weights == "roster" else told
-        if everybody is None or not set(members) <= set(everybody):
+        weights = roster_weights(config) if config.weighing == "roster" else scored
+        if weights is None or not set(members) <= set(weights):
             raise BindingError("expected a weight for each scheduled member", stage="masked")
-        public = {name: float(everybody[name]) for name in members}
+        public = {name: float(weights[name]) for name in members}
     return encoding_of(config, length, len(members), public), public
 
 
@@ -113,18 +97,11 @@ def weights_of(values: Vector, clients: Sequence[str]) -> dict[str, float]:
     return dict(zip(clients, clipped.tolist(), strict=True))
 
 
-def from_past(
-    rounds: Sequence[Reports], names: Sequence[str], *, score: str, missing: Missing
-) -> dict[str, float]:
-    """Return weights from a score summed over earlier rounds; 1 in the first round and for newcomers.
-
-    Rounds in which FP or EE does not exist or is not ``ok`` are not counted.
-    """
+def from_past(rounds: Sequence[Reports], names: Sequence[str], *, missing: Missing) -> dict[str, float]:
+    """Return weights from alpha summed over earlier rounds; 1 in the first round and for newcomers."""
     weights = dict.fromkeys(names, 1.0)
-    if score in ("FP", "EE"):
-        rounds = [one for one in rounds if not one.silent and score_of(one, score).status == "ok"]
     if rounds:
-        total = accumulate(rounds, score=score, missing=missing)
+        total = accumulate(rounds, missing=missing)
         weights |= weights_of(total.values, total.clients)
     return weights
 
@@ -153,19 +130,14 @@ def proposed(
 ) -> dict[str, Any]:
     """Return the terms of a run, which its members sign when they join.
 
-    Args:
-        text: the settings, as TOML.
-        roster: of the run; the terms name it, its quorum and the roster before it.
-        strategy: the name of the strategy.
-        optimiser: whether the strategy moves the model after the sum.
-        evaluates: who measures v(M0) and v(M): server or members.
-        engine: one of `ENGINES`.
+    ``text`` are the settings as TOML; ``optimiser`` says whether the strategy moves the model after the sum,
+    ``evaluates`` who measures v(M0) and v(M) (server or members); ``engine`` is one of `ENGINES`.
     """
     return {
         "config": text,
         "config_hash": recorded_hash(text),
         "roster": roster.hash.hex(),
-        **stated_of(roster),
+        **roster_terms(roster),
         "strategy": strategy,
         "optimiser": optimiser,
         "evaluates": evaluates,
@@ -178,36 +150,31 @@ def proposed(
 
 def features_of(config: Config) -> list[str]:
     """Return what the members of a run with these settings must be able to do, of `FEATURES`."""
-    sketched = config.reports and config.scoring.errors == "joint"
-    return [*(["settlement"] if config.settles else []), *(["sketches"] if sketched else [])]
+    return [*(["settlement"] if config.settles else []), *(["sketches"] if config.reports else [])]
 
 
-def stated_of(roster: Roster) -> dict[str, Any]:
+def roster_terms(roster: Roster) -> dict[str, Any]:
     """Return what the terms say of a roster beside its hash."""
-    found = {"previous": roster.previous and roster.previous.hex(), "quorum": roster.quorum}
-    return {key: value for key, value in found.items() if value is not None}
+    terms = {"previous": roster.previous and roster.previous.hex(), "quorum": roster.quorum}
+    return {key: value for key, value in terms.items() if value is not None}
 
 
-def check_version(terms: Mapping[str, Any], member: str) -> None:
+def check_version(terms: Mapping[str, Any]) -> None:
     """Raise VersionError if a run has another protocol, or features that this version does not know."""
-    protocol, features, theirs = (terms.get(key) for key in ("protocol", "features", "version"))
-    known = isinstance(theirs, str) and re.fullmatch(PACKAGE, theirs)
-    server = f"the server (fedmerit {theirs})" if known else "the server"
+    protocol, features, version = (terms.get(key) for key in ("protocol", "features", "version"))
+    readable = isinstance(version, str) and re.fullmatch(PACKAGE, version)
+    server = f"the server (fedmerit {version})" if readable else "the server"
     if protocol != PROTOCOL or isinstance(protocol, bool):
         raise VersionError(
             f"{server} proposes a run with protocol {protocol!r:.20}, this member has fedmerit {VERSION} and "
-            f"speaks protocol {PROTOCOL}: install versions with one protocol",
-            stage="join",
-            member=member,
+            f"speaks protocol {PROTOCOL}: install versions with one protocol"
         )
-    if not isinstance(features, list) or not all(isinstance(one, str) for one in features):
-        raise MessageError("features of the run: expected a list of names", stage="join", member=member)
-    if unknown := [one for one in features if one not in FEATURES]:
+    if not isinstance(features, list) or not all(isinstance(name, str) for name in features):
+        raise MessageError("features of the run: expected a list of names")
+    if unknown := [name for name in features if name not in FEATURES]:
         raise VersionError(
             f"{server} proposes a run with {', '.join(map(repr, unknown))[:200]}, which this member does not "
-            f"know: it has fedmerit {VERSION}; install a version that does",
-            stage="join",
-            member=member,
+            f"know: it has fedmerit {VERSION}; install a version that does"
         )
 
 
@@ -235,7 +202,6 @@ class Agreed:
             roster=roster,
             config_hash=self.hash,
             threshold=secure.threshold or None,
-            checked=secure.check,
         )
 
     @cached_property
@@ -267,46 +233,45 @@ def config_in(terms: Mapping[str, Any]) -> Config:
 def refuse_rehearsal(terms: Mapping[str, Any], config: Config, engines: Sequence[str]) -> None:
     """Refuse settings that are only for a rehearsal in one process; no `accept` of a member can allow them.
 
-    A member also refuses to sign that a run between machines is a rehearsal (``engine``): verification would
-    then say that its signatures in the ledger prove nothing.
+    Nor does a member sign that a run between machines is a rehearsal: its signatures would then prove
+    nothing.
     """
     if (engine := terms.get("engine", FLOWER)) not in engines:
         raise RefusedError(
             f"asked for a run with engine {engine!r:.40}, expected {' or '.join(engines)} (in a simulation, "
-            "the `place` passed to secure must say rehearsal=True)",
-            stage="join",
+            "the `place` passed to secure must say rehearsal=True)"
         )
     if config.analysis or not config.secure_aggregation.enabled:
-        raise RefusedError("asked for a run that looks at plain updates", stage="join")
-    if config.training.weights not in ("uniform", "secret", "roster"):
-        raise RefusedError(f"weights {config.training.weights!r} are only for a rehearsal", stage="join")
+        raise RefusedError("asked for a run that looks at plain updates")
+    if config.weighing not in ("uniform", "secret", "roster"):
+        raise RefusedError(f"weights {config.weighing!r} are only for a rehearsal")
 
 
-def roster_in(config: Config, keys: Mapping[str, bytes] | None) -> Roster:
+def roster_in(config: Config, keys: Mapping[str, bytes] | None, stated: bytes | None = None) -> Roster:
     """Return the roster of a rehearsal, with weights if the settings take them from the roster.
 
-    Without masks there are no keys. The roster then holds placeholders, which sign nothing.
+    Without masks there are no keys. The roster then holds placeholders, which sign nothing. ``stated`` is the
+    hash that members signed, if it is known.
     """
-    weights = config.training.roster_weights if config.training.weights == "roster" else {}
+    weights = config.roster_weights
     named = keys or {name: hashlib.sha256(name.encode()).digest() for name in config.clients}
-    return Roster(Member(name, named[name], weights.get(name)) for name in config.clients)
+    members = (Member(name, named[name], weights.get(name)) for name in config.clients)
+    return Roster(members, stated=stated)
 
 
-def check_roster(terms: Mapping[str, Any], config: Config, roster: Roster, member: str) -> None:
+def check_roster(terms: Mapping[str, Any], config: Config, roster: Roster) -> None:
     """Raise unless the server's roster, names and public weights match the member's own file."""
     if terms.get("roster") != roster.hash.hex():
-        raise BindingError("the server's roster differs from ours", stage="join", member=member)
-    if {key: terms[key] for key in ("previous", "quorum") if key in terms} != stated_of(roster):
-        raise BindingError("the terms state another roster before ours", stage="join", member=member)
+        raise BindingError("the server's roster differs from ours")
+    if {key: terms[key] for key in ("previous", "quorum") if key in terms} != roster_terms(roster):
+        raise BindingError("the terms name another roster before ours")
     if set(config.clients) != set(roster.names):
-        raise BindingError("the settings and the roster name different members", stage="join", member=member)
-    if config.training.weights == "roster" and config.training.roster_weights != roster.weights:
-        raise BindingError(
-            "the weights in the settings differ from those on the roster", stage="join", member=member
-        )
+        raise BindingError("the settings and the roster name different members")
+    if config.weighing == "roster" and config.roster_weights != roster.weights:
+        raise BindingError("the weights in the settings differ from those on the roster")
 
 
-def check_server(terms: Mapping[str, Any], server: bytes, roster: Roster, member: str) -> None:
+def check_server(terms: Mapping[str, Any], server: bytes, roster: Roster) -> None:
     """Raise unless the server that invites is the one on the member's own roster.
 
     Only a rehearsal may have a roster without a server's key: the person who plays everybody is the server.
@@ -316,17 +281,11 @@ def check_server(terms: Mapping[str, Any], server: bytes, roster: Roster, member
             return
         raise RefusedError(
             "its roster names no server, so anybody could be the server of this run: put the server's key on "
-            "the roster (fedmerit keys roster --server, or for one in use fedmerit keys propose)",
-            stage="join",
-            member=member,
+            "the roster (fedmerit keys roster --server, or for one in use fedmerit keys propose)"
         )
     if server != roster.server:
-        raise BindingError(
-            f"invited by a server with key {PREFIX}{server.hex()}, its roster names "
-            f"{PREFIX}{roster.server.hex()}",
-            stage="join",
-            member=member,
-        )
+        invited, named = PREFIX + server.hex(), PREFIX + roster.server.hex()
+        raise BindingError(f"invited by a server with key {invited}, its roster names {named}")
 
 
 def cautious(config: Config, fraction: float = 1.0) -> None:
@@ -336,21 +295,16 @@ def cautious(config: Config, fraction: float = 1.0) -> None:
     so: ``partial(cautious, fraction=0.8)``.
     """
     secure, members = config.secure_aggregation, len(config.clients)
+    least, asked = default_threshold(members), config.participation.fraction
     weak = ""
-    if not secure.check:
-        weak = "asked to leave out the check: updates are then hidden only from an honest server"
-    elif secure.threshold and secure.threshold < default_threshold(members):
-        least = default_threshold(members)
-        weak = f"asked for a threshold of {secure.threshold} of {members} members, expected at least {least}"
-    elif config.participation.fraction < fraction:
-        weak = (
-            f"asked to let the server choose {config.participation.fraction:g} of the members each round, "
-            f"expected at least {fraction:g}"
-        )
+    if secure.threshold and secure.threshold < least:
+        weak = f"a threshold of {secure.threshold} of {members} members, expected at least {least}"
+    elif asked < fraction:
+        weak = f"a server that chooses {asked:g} of the members each round, expected at least {fraction:g}"
     elif secure.bound > LARGEST_BOUND:
-        weak = f"asked for a bound of {secure.bound:g}, expected at most {LARGEST_BOUND:g}"
+        weak = f"a bound of {secure.bound:g}, expected at most {LARGEST_BOUND:g}"
     if weak:
-        raise RefusedError(weak, stage="join")
+        raise RefusedError(f"asked for {weak}", stage="join")
 
 
 def everybody(
@@ -359,45 +313,37 @@ def everybody(
     bound: float = SecureAggregation.bound,
     weight_cap: int = Training.weight_cap,
 ) -> None:
-    """Refuse what `cautious` refuses, and any run whose sums leave members out or are clipped.
+    """Refuse what `cautious` refuses, and any run whose sums leave members out.
 
-    Weights, bound and cap are fixed too. So two sums of the same updates differ by no more than rounding, and
-    subtracting them reveals no update. A federation that uses other weights, another bound or (if weights are
-    secret) another cap passes them by name, on every machine and in every run alike:
-    ``partial(everybody, weights="roster", bound=8.0)``.
+    Weights, bound and cap are fixed too, so two sums of the same updates differ by no more than rounding, and
+    subtracting them reveals no update. A federation with others passes them by name, on every machine and in
+    every run alike: ``partial(everybody, weights="roster", bound=8.0)``.
     """
     cautious(config)
     secure, members = config.secure_aggregation, len(config.clients)
-    if config.training.weights != weights:
-        raise RefusedError(
-            f"asked for {config.training.weights} weights, expected {weights}: subtracting sums with "
-            "different weights can reveal an update",
-            stage="join",
+    other = ""
+    if config.weighing != weights:
+        other = (
+            f"{config.weighing} weights, expected {weights}: subtracting sums with different weights can "
+            "reveal an update"
         )
-    if weights == "secret" and config.training.weight_cap != weight_cap:
-        raise RefusedError(
-            f"asked for a weight_cap of {config.training.weight_cap}, expected {weight_cap}: a member "
-            "who declines under one cap and not under another reveals how many samples it has",
-            stage="join",
+    elif weights == "secret" and config.training.weight_cap != weight_cap:
+        other = (
+            f"a weight_cap of {config.training.weight_cap}, expected {weight_cap}: a member who declines "
+            "under one cap and not under another reveals how many samples it has"
         )
-    if secure.clip:
-        raise RefusedError(
-            "asked to clip updates: subtracting sums that were clipped at different bounds reveals the "
-            "update of a member who lies beyond them",
-            stage="join",
+    elif secure.bound != bound:
+        other = (
+            f"a bound of {secure.bound:g}, expected {bound:g}: a member who declines under one bound and not "
+            "under another reveals how large its update is"
         )
-    if secure.bound != bound:
-        raise RefusedError(
-            f"asked for a bound of {secure.bound:g}, expected {bound:g}: a member who declines under "
-            "one bound and not under another reveals how large its update is",
-            stage="join",
+    elif secure.threshold != members:
+        other = (
+            f"sums of fewer than all members: expected the threshold {members}, got "
+            f"{secure.threshold or 'the default'}"
         )
-    if secure.threshold != members or secure.least != members:
-        raise RefusedError(
-            f"asked for sums of fewer than all members: expected threshold and least to be {members}, "
-            f"got {secure.threshold or 'the default'} and {secure.least or 'the default'}",
-            stage="join",
-        )
+    if other:
+        raise RefusedError(f"asked for {other}", stage="join")
 
 
 # --------------------------------------------------------------------------------------- from run to run
@@ -421,15 +367,26 @@ def pinned(config: Config) -> dict[str, Any]:
     secure, training, t = config.secure_aggregation, config.training, config.threshold
     found: dict[str, Any] = {
         "bound": float(secure.bound),
-        "clip": secure.clip,
-        "check": secure.check,
         "threshold": 0 if t == default_threshold(len(config.clients)) else t,
-        "least": 0 if secure.least <= max(LEAST_IN_SUM, t) else secure.least,
-        "weights": training.weights,
+        "weights": config.weighing,
     }
-    if training.weights == "secret":
+    if config.weighing == "secret":
         found["weight_cap"] = float(training.weight_cap)
     return found
+
+
+def _above_zero(value: float) -> bool:
+    return 0 < value < math.inf
+
+
+ALLOWED: dict[str, tuple[Callable[[str], Any], Callable[[Any], bool], str]] = {
+    "bound": (float, _above_zero, "a number above 0"),
+    "runs": (int, lambda most: most >= 1, "a whole number of at least 1"),
+    "threshold": (int, lambda t: t >= 0, "a whole number of at least 0"),
+    "weight_cap": (float, _above_zero, "a number above 0"),
+    "weights": (str, ("uniform", "secret", "roster").__contains__, "uniform, secret or roster"),
+}
+"""What a member's owner may allow: how it is read, whether it makes sense, and what is expected."""
 
 
 @dataclass
@@ -447,9 +404,9 @@ class Lineage:
         for name, asked in pinned(config).items():
             if (pin := self.pins.get(name, asked)) != asked:
                 raise RefusedError(
-                    f"asked for {name} = {_told(asked)}, but the runs of this roster have {name} = "
-                    f"{_told(pin)}: under changing settings, refusals and sums tell more than one sum does. "
-                    f"The member's owner can change it: {ALLOW} {name}={_told(asked)}",
+                    f"asked for {name} = {_as_text(asked)}, but the runs of this roster have {name} = "
+                    f"{_as_text(pin)}: under changing settings, refusals and sums tell more than one sum "
+                    f"does. The member's owner can change it: {ALLOW} {name}={_as_text(asked)}",
                     stage="join",
                 )
         others = {*self.recent(now)} - {run}
@@ -471,64 +428,39 @@ class Lineage:
 
     def told(self) -> str:
         """Return the pins as text."""
-        return ", ".join(f"{name} = {_told(value)}" for name, value in sorted(self.pins.items()))
+        return ", ".join(f"{name} = {_as_text(value)}" for name, value in sorted(self.pins.items()))
 
     def learn(self, tokens: Mapping[str, tuple[int, bytes]]) -> bool:
         """Remember counters of others that are greater than those known; return whether there are any."""
-        newer = {key: one for key, one in tokens.items() if one[0] > self.peers.get(key, (0, b""))[0]}
+        newer = {key: token for key, token in tokens.items() if token[0] > self.peers.get(key, (0, b""))[0]}
         self.peers |= newer
         return bool(newer)
 
     def allow(self, name: str, text: str) -> None:
         """Set a pin, or the most runs, as the member's owner says; raise ConfigError if it makes no sense."""
-        wrong = ""
+        if name not in ALLOWED:
+            names = ", ".join(sorted((*ALLOWED, "disk")))
+            raise ConfigError(f"{name}={text}: expected one of {names}", setting=name)
+        kind, fits, expected = ALLOWED[name]
         try:
-            if name == "runs":
-                self.most = int(text)
-                wrong = "" if self.most >= 1 else "at least 1"
-            elif name in ("clip", "check"):
-                self.pins[name] = {"true": True, "false": False}[text]
-            elif name in ("threshold", "least"):
-                self.pins[name] = int(text)
-                wrong = "" if self.pins[name] >= 0 else "a whole number of at least 0"
-            elif name == "weights":
-                wrong = "" if text in ("uniform", "secret", "roster") else "uniform, secret or roster"
-                self.pins = {k: v for k, v in self.pins.items() if k != "weight_cap"}
-                self.pins[name] = text
-            elif name in ("bound", "weight_cap"):
-                self.pins[name] = float(text)
-                wrong = "" if 0 < self.pins[name] < math.inf else "a number above 0"
-            else:
-                wrong = "one of bound, check, clip, disk, least, runs, threshold, weight_cap and weights"
-        except (ValueError, KeyError):
-            wrong = "true or false" if name in ("clip", "check") else "a number"
-        if wrong:
-            raise ConfigError(f"{name}={text}: expected {wrong}", setting=name)
-
-    def dump(self) -> dict[str, Any]:
-        """Return this as plain values."""
-        peers = {key: list(one) for key, one in self.peers.items()}
-        opened = b"".join(sorted(self.opened))
-        return {"pins": self.pins, "runs": self.runs, "peers": peers, "most": self.most, "opened": opened}
-
-    @classmethod
-    def load(cls, kept: Mapping[str, Any] | None) -> Lineage:
-        """Return what `dump` returned; with None, what is remembered of an unknown federation."""
-        if kept is None:
-            return cls()
-        peers = {key: (counter, token) for key, (counter, token) in kept["peers"].items()}
-        data = kept.get("opened", b"")
-        opened = {data[start : start + 8] for start in range(0, len(data), 8)}
-        return cls(dict(kept["pins"]), dict(kept["runs"]), peers, kept["most"], opened)
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not fits(value):
+            raise ConfigError(f"{name}={text}: expected {expected}", setting=name)
+        if name == "runs":
+            self.most = value
+            return
+        if name == "weights":
+            self.pins.pop("weight_cap", None)
+        self.pins[name] = value
 
 
-def _told(value: Any) -> str:
+def _as_text(value: Any) -> str:
     """Return a setting as an owner writes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
     return f"{value:.17g}" if isinstance(value, float) else str(value)
 
 
 def least_scheduled(config: Config) -> int:
     """Return the fewest members that a round may schedule."""
-    return max(LEAST_IN_SUM, config.threshold, config.secure_aggregation.least)
+    return max(LEAST_IN_SUM, config.threshold)

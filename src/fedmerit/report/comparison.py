@@ -7,56 +7,53 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedmerit.config import ReportSettings, differences, of_folder
+from fedmerit.config import differences
 from fedmerit.errors import NotComparable
-from fedmerit.ledger.joined_runs import RULES, RunPart, other_key, part_of
-from fedmerit.ledger.records import first_body
-from fedmerit.notes import Note, formatted, listed, words
+from fedmerit.files.sheets import FOUND_OUT, SheetForm
+from fedmerit.identity import SERVER
+from fedmerit.ledger.chain import scores_in
+from fedmerit.ledger.run import Run
+from fedmerit.notes import Note, digits_for, formatted, listed, words
 from fedmerit.protocol.terms import REHEARSALS
 from fedmerit.report.facts import Facts
-from fedmerit.report.source import source_of
-from fedmerit.report.text import digits_for, rounds_enough
+from fedmerit.report.source import read_reports
+from fedmerit.report.text import rounds_enough
 from fedmerit.scoring.accumulate import Missing
-from fedmerit.scoring.files import LEDGER, read_content, scores_in
-from fedmerit.scoring.repeats import Repeats, repeats, spread_factors
-from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm, check_form
-from fedmerit.storage.run_folder import recorded
-from fedmerit.verify import verified
+from fedmerit.scoring.sampling import spread_factors
+from fedmerit.scoring.uncertainty import Repeats, repeats
+from fedmerit.settings import ReportSettings
 
 MAY_DIFFER = ("run.repeat", "run.device", *(f"report.{key}" for key in ReportSettings.__dataclass_fields__))
 """Settings in which repeats may differ."""
+RULES = (*(f"scoring.{key}" for key in ("utilities", "game", "visibility", "method")), "payment.missing")
+"""Settings that say what a score is."""
 
 # --------------------------------------------------------------------------------------------- reading runs
 
 
 @dataclass(frozen=True, eq=False)
 class ComparedRun:
-    """A run, or a file of reports, as one of several that are compared.
+    """A run, or a file of reports, as one of several that are compared."""
 
-    Args:
-        name: of its folder or file.
-        facts: what happened in it.
-        id: of the run; of a file, the hash of its content.
-        part: what its ledger says; None for a file.
-        pool: the commitment to its test pool; empty for a file.
-    """
-
-    name: str
+    name: str  # of its folder or file
     facts: Facts
-    id: str
-    part: RunPart | None = None
-    pool: Mapping[str, Any] | None = None
+    id: str  # of the run; of a file, the hash of its content
+
+    @property
+    def run(self) -> Run | None:
+        """What its ledger says; None for a file."""
+        return self.facts.source.run
 
     @property
     def repeat(self) -> int | None:
         """Which repeat it is, if it says so."""
-        return None if self.part is None else self.part.config.run.repeat
+        return None if self.run is None else self.run.config.run.repeat
 
     @property
     def slices(self) -> list[str | None]:
@@ -72,14 +69,7 @@ def compared(
     missing: Missing | None = None,
     form: SheetForm = FOUND_OUT,
 ) -> Comparison:
-    """Read and verify runs, and compare them.
-
-    Args:
-        paths: run folders, or files of reports (.json or .csv).
-        utility: by which members are compared; the paid one unless given.
-        score: which is summed over rounds; None takes the settled one, or ALPHA without it.
-        missing: what a missed round counts; None: as in the runs, otherwise zero.
-        form: how CSV files are written, as far as their owner says so.
+    """Read and verify run folders or files of reports, and compare them by a score summed over rounds.
 
     Raises:
         NotComparable: they are not repeats of each other.
@@ -101,23 +91,14 @@ def compared(
 def _read(
     path: Path, utility: str | None, score: str | None, missing: Missing | None, form: SheetForm
 ) -> ComparedRun:
-    check_form(path, form)
-    if (path / LEDGER).is_file():
-        ledger, differs = verified(path, [])  # compares only what verifies
-        if differs:
-            raise differs
-        found = recorded(ledger, utility=utility)
-        part, pool = part_of(found.ledger), first_body(found.ledger, "pool")
-        source = source_of(found.content, found, missing=missing or found.config.payment.missing)
-        return ComparedRun(str(path), Facts(source, score=score), part.id, part, pool)
-    file = scores_in(path) if path.is_dir() else path
-    content = read_content(file, utility=utility, form=form)
-    config = of_folder(path) if (path / "config.toml").is_file() else None
-    counts = missing or (config.payment.missing if config else "zero")
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    return ComparedRun(
-        str(path), Facts(source_of(content, None, config, missing=counts), score=score), digest
-    )
+    source = read_reports(path, utility, form=form, missing=missing)
+    if source.changed is not None:  # compares only what verifies as a whole
+        raise source.changed
+    facts = Facts(source, score=score)
+    if source.run is not None:
+        return ComparedRun(str(path), facts, source.run.id)
+    file_ = scores_in(path) if path.is_dir() else path
+    return ComparedRun(str(path), facts, hashlib.sha256(file_.read_bytes()).hexdigest())
 
 
 # -------------------------------------------------------------------------------------------- are they alike
@@ -125,71 +106,70 @@ def _read(
 
 def _check_two(one: ComparedRun, other: ComparedRun) -> None:
     """Raise NotComparable if two runs are one, or the same training."""
-    who = {"first": one.name, "other": other.name}
     if one.id == other.id:
-        raise NotComparable(f"it is {one.name} once more (run {one.id})", code="same", **who)
-    if one.part is None or other.part is None or one.part.first["engine"] not in REHEARSALS:
+        raise _refusal(one, other, "same", f"it is {one.name} once more (run {one.id})")
+    if one.run is None or other.run is None or one.run.first.engine not in REHEARSALS:
         return
-    if one.repeat == other.repeat and one.part.first["m0"] == other.part.first["m0"]:
-        told = f"it is the same training as {one.name}, repeat {one.repeat} from the same first model"
-        raise NotComparable(told, code="training", **who)
+    if one.repeat == other.repeat and one.run.first.m0 == other.run.first.m0:
+        what = f"it is the same training as {one.name}, repeat {one.repeat} from the same first model"
+        raise _refusal(one, other, "training", what)
 
 
 def _check_whole(first: ComparedRun, run: ComparedRun, *, asked: str | None) -> None:
     """Raise NotComparable if a run is not over, or its scores may change."""
-    who = {"first": first.name, "other": run.name}
-    if unfinished := run.facts.unfinished:
-        closed, planned = unfinished
-        told = f"it is not over: {closed} of {planned} rounds are closed"
-        raise NotComparable(told, code="unfinished", **who)
-    source = run.facts.source
+    facts, source = run.facts, run.facts.source
+    if facts.unfinished:
+        closed, planned = facts.unfinished
+        what = f"it is not over: {closed} of {planned} rounds are closed"
+        raise _refusal(first, run, "unfinished", what)
     if source.unsettled and asked is None:
-        raise NotComparable(f"it is not settled: {source.unsettled}", code="unsettled", **who)
-    if run.facts.settled:
-        if not source.accounts:
-            told = source.unsettled or words("unsettled.not-settled")
-            raise NotComparable(f"it has no PHI: {told}", code="unsettled", **who)
-        if still := source.accounts[-1].provisional():
-            raise NotComparable(f"it is not over: {still}", code="unfinished", **who)
-    elif not source.rounds:
-        told = f"its members report nothing, so there is no {run.facts.ranked_by}; expected --score PHI"
-        raise NotComparable(told, code="score", **who)
+        raise _refusal(first, run, "unsettled", f"it is not settled: {source.unsettled}")
+    if facts.settled and source.account is None:
+        why = source.unsettled or words("unsettled.not-settled")
+        raise _refusal(first, run, "unsettled", f"it has no PHI: {why}")
+    if facts.settled and (still := facts.account.provisional()):
+        raise _refusal(first, run, "unfinished", f"it is not over: {still}")
+    if not facts.settled and not source.rounds:
+        what = f"its members report nothing, so there is no {facts.ranked_by}; expected --score PHI"
+        raise _refusal(first, run, "score", what)
+
+
+def _refusal(first: ComparedRun, other: ComparedRun, code: str, what: str, **values: object) -> NotComparable:
+    return NotComparable(what, code=code, first=first.name, other=other.name, **values)
 
 
 def _check_repeats(first: ComparedRun, run: ComparedRun) -> None:
     """Raise NotComparable unless a run differs from the first in training alone."""
-    one, other = first.part, run.part
+    one, other = first.run, run.run
 
     def refuse(code: str, what: str, expected: object, got: object) -> None:
         if expected != got:
-            who = {"first": first.name, "other": run.name}
-            raise NotComparable(what, code=code, **who, expected=expected, got=got)
+            raise _refusal(first, run, code, what, expected=expected, got=got)
 
-    def kind(part: RunPart | None) -> str:
+    def kind(part: Run | None) -> str:
         return "a file of reports" if part is None else "a run folder"
 
     refuse("kind", "kind of source", kind(one), kind(other))
     if one is not None and other is not None:
-        refuse("engine", "engine", one.first["engine"], other.first["engine"])
+        refuse("engine", "engine", one.first.engine, other.first.engine)
         refuse("members", "members", ", ".join(one.config.clients), ", ".join(other.config.clients))
-        if one.first["engine"] not in REHEARSALS and (found := other_key(one, other, one.config.clients)):
-            name, known, key = found
-            refuse("keys", f"key of {name}", known, key)
+        if one.first.engine not in REHEARSALS:
+            known, keys = one.first.keys or {}, other.first.keys or {}
+            for name in (SERVER, *one.config.clients):
+                refuse("keys", f"key of {name}", known.get(name), keys.get(name))
         for path, expected, got in differences(one.config, other.config):
             if path not in MAY_DIFFER:
                 code = "rounds" if path == "training.rounds" else "scoring" if path in RULES else "settings"
                 refuse(code, path, f"{expected!r:.100}", f"{got!r:.100}")
-        assert first.pool is not None
-        assert run.pool is not None
-        if first.pool["root"] == run.pool["root"]:
-            refuse("data", "fingerprint of the training data", one.first["data"], other.first["data"])
+        if one.pool["root"] == other.pool["root"]:
+            refuse("data", "fingerprint of the training data", one.first.data, other.first.data)
         elif first.slices != run.slices:
-            refuse("pool", "test pool", first.pool["root"], run.pool["root"])
+            refuse("pool", "test pool", one.pool["root"], other.pool["root"])
     refuse("utility", "utility", first.facts.utility, run.facts.utility)
     refuse("score", "score", first.facts.ranked_by, run.facts.ranked_by)
     refuse("rounds", "rounds with a score", first.facts.total.rounds, run.facts.total.rounds)
-    mine, theirs = (tuple(sorted(each.facts.total.clients)) for each in (first, run))
-    refuse("members", "members with a score", ", ".join(mine), ", ".join(theirs))
+    scored = [", ".join(sorted(compared_.facts.total.clients)) for compared_ in (first, run)]
+    refuse("members", "members with a score", *scored)
     if first.slices != run.slices:
         refuse("pool", "test samples of the rounds", first.slices, run.slices)
 
@@ -198,7 +178,7 @@ def _check_repeats(first: ComparedRun, run: ComparedRun) -> None:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedMember:
     """One member over all runs: scores, both spreads, ranks; numbers that are unknown are None."""
 
     client: str
@@ -219,15 +199,10 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What training again changed, over runs that repeat each other.
-
-    Args:
-        runs: at least two.
-        points: whether texts state scores of a measure from 0 to 1 in points, as pages do.
-    """
+    """What training again changed, over at least two runs that repeat each other."""
 
     runs: tuple[ComparedRun, ...]
-    points: bool = False
+    points: bool = False  # whether texts state scores of a measure from 0 to 1 in points, as pages do
 
     @cached_property
     def numbers(self) -> Repeats:
@@ -258,40 +233,37 @@ class Comparison:
         return tuple(words("compare.run", number=number) for number in numbers)
 
     @cached_property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[ComparedMember, ...]:
         """Every member, best mean first."""
-        found = self.numbers
-        spans, place = found.intervals(), {name: i for i, name in enumerate(found.clients)}
-        made = []
-        for name in found.average.ranking():
-            i = place[name]
-            made.append(
-                Row(
-                    client=name,
-                    mean=float(found.mean[i]),
-                    interval=None if spans is None else (float(spans[i, 0]), float(spans[i, 1])),
-                    scores=tuple(found.scores[:, i].tolist()),
-                    ranks=tuple(found.ranks[:, i].tolist()),
-                    training=float(found.training[i]),
-                    test=None if found.test is None else float(found.test[i]),
-                    total=None if found.total is None else float(found.total[i]),
-                )
+        found, spans = self.numbers, self.numbers.intervals()
+        place = {name: i for i, name in enumerate(found.clients)}
+        return tuple(
+            ComparedMember(
+                client=name,
+                mean=float(found.mean[i]),
+                interval=None if spans is None else (float(spans[i, 0]), float(spans[i, 1])),
+                scores=tuple(found.scores[:, i].tolist()),
+                ranks=tuple(found.ranks[:, i].tolist()),
+                training=float(found.training[i]),
+                test=None if found.test is None else float(found.test[i]),
+                total=None if found.total is None else float(found.total[i]),
             )
-        return tuple(made)
+            for name, i in ((name, place[name]) for name in found.average.ranking())
+        )
 
     @cached_property
     def notes(self) -> tuple[Note, ...]:
         """What readers should know: what could not be checked, and who missed rounds in some runs only."""
+        runs = [run.run for run in self.runs if run.run is not None]
         found = []
-        if self.runs[0].part is None:
+        if not runs:
             found.append(Note("repeats-files"))
-        elif self.runs[0].part.first["data"] is None:
+        elif runs[0].first.data is None:
             found.append(Note("repeats-machines"))
-        elif len({(run.pool or {}).get("root") for run in self.runs}) > 1:
+        elif len({run.pool["root"] for run in runs}) > 1:
             found.append(Note("repeats-data"))
         for i, name in enumerate(self.numbers.clients):
-            covered = [one.coverage[i] for one in self.numbers.runs if one.coverage is not None]
-            if len(set(covered)) > 1:
+            if len({total.coverage[i] for total in self.numbers.runs if total.coverage is not None}) > 1:
                 found.append(Note("repeats-away", client=name))
         return tuple(found)
 
@@ -300,37 +272,30 @@ class Comparison:
     @property
     def headline(self) -> str:
         """Return in one sentence what training again changes."""
-        found, count = self.numbers, self.numbers.count
-        swaps = len(found.swaps)
+        found, runs, swaps = self.numbers, self.numbers.count, len(self.numbers.swaps)
         if not swaps:
-            return words("compare.headline-none", runs=count)
-        if found.same_rank and found.same_rank[0] == self.rows[0].client:
-            first = self.rows[0].client
-            return words("compare.headline-first", client=first, runs=count, swaps=swaps, pairs=found.pairs)
-        return words("compare.headline-turns", runs=count)
+            return words("compare.headline-none", runs=runs)
+        first = self.rows[0].client
+        if found.same_rank[:1] == (first,):
+            return words("compare.headline-first", client=first, runs=runs, swaps=swaps, pairs=found.pairs)
+        return words("compare.headline-turns", runs=runs)
 
     @property
     def lede(self) -> list[str]:
         """Return what was done, and how large both spreads are over all members."""
         found = self.numbers
-        training, test = (None if one is None else self._moved(one) for one in found.overall)
-        code = "compare.trained" if self.checked else "compare.trained-unchecked"
-        said = words(code, members=len(found.clients), runs=found.count)
+        training, test = (None if spread is None else self._moved(spread) for spread in found.overall)
+        unchecked = {"repeats-files", "repeats-machines", "repeats-data"} & {note.code for note in self.notes}
+        code = "compare.trained-unchecked" if unchecked else "compare.trained"
+        trained = words(code, members=len(found.clients), runs=found.count)
         if test is None:
-            return [said, words("compare.spread-unsure", training=training)]
-        return [said, words("compare.spread", training=training, test=test)]
-
-    @property
-    def checked(self) -> bool:
-        """Whether all runs are known to have the same data."""
-        return not any(
-            note.code in ("repeats-files", "repeats-machines", "repeats-data") for note in self.notes
-        )
+            return [trained, words("compare.spread-unsure", training=training)]
+        return [trained, words("compare.spread", training=training, test=test)]
 
     @property
     def common(self) -> str:
         """Return why the error of the test set is no part of the spread between runs."""
-        return words("compare.common-files" if self.runs[0].part is None else "compare.common")
+        return words("compare.common-files" if self.runs[0].run is None else "compare.common")
 
     @property
     def wider(self) -> str:
@@ -366,16 +331,11 @@ class Comparison:
     @property
     def swaps(self) -> list[tuple[str, str, str, str]]:
         """Return the pairs that swap: both names, in how many runs each is above."""
-        runs = self.numbers.count
-        return [
-            (
-                one,
-                other,
-                words("compare.times", times=above, runs=runs),
-                words("compare.times", times=below, runs=runs),
-            )
-            for one, other, above, below in self.numbers.swaps
-        ]
+
+        def times(count: int) -> str:
+            return words("compare.times", times=count, runs=self.numbers.count)
+
+        return [(one, other, times(above), times(below)) for one, other, above, below in self.numbers.swaps]
 
     @property
     def chance(self) -> str:
@@ -384,7 +344,7 @@ class Comparison:
 
     @property
     def enough(self) -> list[tuple[str, str]]:
-        """Return whether there were rounds enough: which runs, and a sentence; runs with the same once."""
+        """Return whether there were enough rounds: which runs, and a sentence; runs with the same once."""
         by_sentence: dict[str, list[str]] = {}
         for label, run in zip(self.labels, self.runs, strict=True):
             if told := rounds_enough(run.facts):
@@ -397,7 +357,7 @@ class Comparison:
         """Return a score with its sign."""
         return "-" if value is None else formatted(value * self.unit, f"+.{self.digits}f")
 
-    def mean_text(self, row: Row) -> str:
+    def mean_text(self, row: ComparedMember) -> str:
         """Return a member's mean, with the half width of its interval."""
         if row.interval is None:
             return self.score_text(row.mean)
@@ -423,13 +383,8 @@ class Comparison:
             "utility": self.first.utility,
             "rounds": self.first.total.rounds,
             "runs": [
-                {
-                    "name": run.name,
-                    "run": run.id,
-                    "repeat": run.repeat,
-                    "head": None if run.part is None else run.part.head,
-                }
-                for run in self.runs
+                {"name": one.name, "run": one.id, "repeat": one.repeat, "head": one.run and one.run.head}
+                for one in self.runs
             ],
             "clients": list(found.clients),
             "scores": found.scores.tolist(),

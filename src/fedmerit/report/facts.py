@@ -6,49 +6,539 @@ Every fact is computed when somebody asks for it, and once. Facts hold numbers, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import string
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, get_args
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import InputError, UndefinedScore, UndefinedShares
+from fedmerit.errors import InputError, UndefinedShares
+from fedmerit.ledger.account import Account, SettledRound
 from fedmerit.ledger.decisions import Decision, Terms
-from fedmerit.notes import Note
-from fedmerit.report.findings import AbsenceCost, Companion, Influence, RuleFacts
+from fedmerit.notes import Note, digits_for
 from fedmerit.report.source import Source
-from fedmerit.report.standings import Standings, better_than
-from fedmerit.scoring.accumulate import Missing
-from fedmerit.scoring.agreement import agreement
-from fedmerit.scoring.files import totals_of
-from fedmerit.scoring.rewards import Rule, payouts
-from fedmerit.scoring.scores import influence
-from fedmerit.scoring.share_intervals import PaidApart, Spans, paid_apart, share_intervals, visible_gaps
-from fedmerit.scoring.types import Reports, Scores
-from fedmerit.scoring.uncertainty import compare_pairs
+from fedmerit.scoring.accumulate import (
+    Convergence,
+    Missing,
+    ScoredRound,
+    accumulate,
+    convergence_of,
+    number_of,
+    running_sums,
+)
+from fedmerit.scoring.doubts import Doubt, at_chance, doubts
+from fedmerit.scoring.ground_truth import agreement
+from fedmerit.scoring.rewards import PaidApart, Shares, Spans, paid_apart, share_intervals, visible_gaps
+from fedmerit.scoring.sampling import is_whole
+from fedmerit.scoring.scores import scores_of
+from fedmerit.scoring.types import UNIT_UTILITIES, Reports, Scores
+from fedmerit.scoring.uncertainty import (
+    compare_pairs,
+    indistinguishable,
+    intervals,
+    rank_intervals,
+    sure_signs,
+)
 
-MOST_INFLUENCE = 20
-"""The most members in the table of who influences whom."""
+MOST_COMPARED = 1000
+"""With more clients pairs are not compared: that takes N^2 memory, and the groups are too long to read."""
+MOST_POINTS = 60
+"""The most rounds shown of one member's course; of more, evenly spaced ones."""
+
+# ------------------------------------------------------------------------------------------------ findings
+
+Happened = Literal["counted", "silent", "unstated", "declined", "blamed", "lost", "away", "unknown"]
+"""What happened to a member in a scored round: its report or statement counted, or why there is none.
+
+========  ====================================================
+silent    the update is in the sum, no valid report arrived
+unstated  the update is in the sum, but the member has not stated what it is worth
+declined  the member declined
+blamed    the member broke the protocol in this round or before it, as the ledger proves, and was left out
+lost      the member was scheduled, the update did not arrive
+away      the member was not scheduled
+unknown   there is no ledger that says why
+========  ====================================================
+"""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How one member stands; a value that is unknown is None."""
+
+    client: str
+    rank: int
+    rank_interval: tuple[int, int] | None
+    total: float
+    interval: tuple[float, float] | None
+    coverage: float
+    share: float | None
+    share_interval: tuple[float, float] | None
+    samples: float | None
+    digits: int = 4  # decimals to show for numbers of this size
+    surely: int = 0  # 1: total surely above zero, -1: surely below; at 95 % for all members together
+    reported: float | None = None  # beside a settled score: the contribution that the member reported
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A member who missed rounds: which, why, the model's gain in them, and their value at its own mean."""
+
+    client: str
+    rounds: Mapping[int, Happened]
+    gain: float
+    at_own_mean: float | None  # None if the member never reported
+
+
+@dataclass(frozen=True)
+class RoundFacts:
+    """One round: number of reports, gain, sum of contributions, status of FP and EE, and what was odd."""
+
+    number: int
+    reported: int = 0
+    gain: float | None = None  # None if the round has no score
+    explained: float | None = None
+    status: Mapping[str, str] | None = None
+    silent: tuple[str, ...] = ()
+    declined: tuple[str, ...] = ()
+    blamed: tuple[str, ...] = ()
+    aborted: str = ""  # why, if it was
+
+
+@dataclass(frozen=True)
+class Companion:
+    """The comparison of members by another utility."""
+
+    utility: str
+    facts: Facts
+    spearman: float | None
+    sure: int  # pairs that differ significantly by the paid utility
+    confirms: int  # how many of them this utility orders the same way
+    contradicts: tuple[tuple[str, str], ...]  # (better, worse) by the paid one, surely the reverse by this
+    turned: Mapping[str, bool]  # surely above zero by this and below by the paid (True), or the reverse
+    reported: bool = False  # whether it is the paid utility, by reports in place of statements
+
 
 # ------------------------------------------------------------------------------------------------ the model
 
 
 @dataclass(frozen=True)
-class Facts(Standings):
-    """What happened in a run, how sure that is, what is paid, and whether it can be trusted.
+class Facts:
+    """What happened in a run, how sure that is, what is paid, and whether it can be trusted."""
 
-    Arguments as in `Standings`.
-    """
+    source: Source
+    score: str | None = None  # that is summed over rounds; None: the settled one (PHI), or ALPHA without it
+
+    @property
+    def ranked_by(self) -> str:
+        """The score that ranks members."""
+        return self.score or ("PHI" if self.source.account else "ALPHA")
+
+    @property
+    def settled(self) -> bool:
+        """Whether members are ranked by what they stated in the settlement."""
+        return self.ranked_by == "PHI"
+
+    @property
+    def measured(self) -> tuple[ScoredRound, ...]:
+        """The scored rounds: as reported, or as settled."""
+        return self.source.settled_rounds if self.settled else self.source.rounds
+
+    @property
+    def numbered(self) -> dict[int, ScoredRound]:
+        """The scored rounds by their numbers."""
+        return {number_of(measured, place): measured for place, measured in enumerate(self.measured, start=1)}
+
+    @property
+    def reported(self) -> dict[int, Reports]:
+        """The rounds with reports by their numbers."""
+        return {
+            number_of(reports, place): reports for place, reports in enumerate(self.source.rounds, start=1)
+        }
+
+    @property
+    def by_round(self) -> Sequence[Reports] | Sequence[Scores]:
+        """What is summed over rounds: reports, or settled scores; empty if nobody stated in some round."""
+        if not self.settled:
+            return self.source.rounds
+        stated = [settled.scores for settled in self.source.settled_rounds if settled.scores is not None]
+        return stated if len(stated) == len(self.source.settled_rounds) else []
+
+    @property
+    def agreed(self) -> Terms:
+        """The terms that pay unless somebody chooses others: those of the settings."""
+        payment, currency = self.source.payment, self.source.heading.currency
+        terms = Terms.agreed(payment, "0", str(self.utility), self.ranked_by)
+        return replace(terms, missing=self.source.missing, currency=currency)
+
+    @property
+    def liars(self) -> tuple[str, ...]:
+        """Everybody whom the settlement named, if it ranks members."""
+        return self.account.liars if self.settled else ()
+
+    @property
+    def account(self) -> Account:
+        """The account of the settlement, which ranks members."""
+        assert self.source.account is not None
+        return self.source.account
+
+    # ------------------------------------------------------------------------------------------ who, how much
+
+    @cached_property
+    def total(self) -> Scores:
+        """The score summed over rounds."""
+        return self.summed(self.ranked_by, self.source.missing)
+
+    def summed(self, score: str, missing: Missing, rounds: Sequence[Reports] | None = None) -> Scores:
+        """Return a score summed over these rounds, or those of the paid utility."""
+        if score == "PHI":
+            return self.account.scores(missing)
+        return accumulate(self.source.rounds if rounds is None else rounds, score=score, missing=missing)
+
+    @cached_property
+    def standings(self) -> tuple[Standing, ...]:
+        """Everybody who ever reported, best first."""
+        total, last, divided = self.total, self.last, self._usual[0]
+        signs: Sequence[int] = [0] * total.n
+        spans, share_spans, ranks = None, None, self._ranks
+        if total.stderr is not None:
+            spans, signs = intervals(total), sure_signs(total)
+        if divided is not None:
+            share_spans = share_intervals(total, divided)
+        samples: dict[str, float] = {}
+        if last is not None and last.samples is not None:
+            samples = dict(zip(last.clients, last.samples.tolist(), strict=True))
+        reported: dict[str, float] = {}
+        if self.settled and self.source.rounds:
+            reported = accumulate(self.source.rounds, missing=self.source.missing).as_dict()
+        places, digits = total.ranks(), digits_for(self.largest)
+        index = {name: i for i, name in enumerate(total.clients)}
+        return tuple(
+            Standing(
+                client=name,
+                rank=int(places[i]),
+                rank_interval=None if ranks is None else (int(ranks[i, 0]), int(ranks[i, 1])),
+                total=float(total.raw[i]),
+                interval=None if spans is None else (float(spans[i, 0]), float(spans[i, 1])),
+                coverage=1.0 if total.coverage is None else float(total.coverage[i]),
+                share=None if divided is None else divided[name],
+                share_interval=None if share_spans is None else share_spans[name],
+                samples=samples.get(name),
+                digits=digits,
+                surely=signs[i],
+                reported=reported.get(name),
+            )
+            for name, i in ((name, index[name]) for name in total.ranking())
+        )
+
+    @cached_property
+    def standing(self) -> dict[str, Standing]:
+        """Member -> how it stands, of everybody who ever reported."""
+        return {standing.client: standing for standing in self.standings}
+
+    @cached_property
+    def _ranks(self) -> npt.NDArray[np.int64] | None:
+        return None if self.total.stderr is None else rank_intervals(self.total)
+
+    @cached_property
+    def _usual(self) -> tuple[Shares | None, tuple[str, ...]]:
+        """The shares of the usual rule, if there are any, and the notes on them."""
+        try:
+            divided = self.agreed.divide(self.total, self.liars)
+        except UndefinedShares as error:
+            return None, (Note("no-shares", why=error.note),)
+        except InputError as error:  # terms for another number of members, or for another score
+            return None, (Note("no-shares", why=str(error)),)
+        return divided, divided.notes
+
+    @property
+    def last(self) -> Reports | None:
+        """The last round with reports, if there is one."""
+        return self.source.rounds[-1] if self.source.rounds else None
+
+    @cached_property
+    def last_scores(self) -> Mapping[str, Scores | None]:
+        """All scores of the last round with reports, by name; None for those that it does not have."""
+        return {} if self.last is None else scores_of(self.last)
+
+    @property
+    def status(self) -> dict[str, str]:
+        """Status of FP and EE in the last round, where they exist."""
+        found = {name: self.last_scores.get(name) for name in ("FP", "EE")}
+        return {name: scores.status for name, scores in found.items() if scores is not None}
+
+    @property
+    def largest(self) -> float:
+        """The largest contribution, whatever its sign."""
+        return float(np.max(np.abs(self.total.raw)))
+
+    @property
+    def digits(self) -> int:
+        """Decimals to show for contributions of this size."""
+        return digits_for(self.largest)
+
+    @property
+    def unit(self) -> int:
+        """By what contributions are multiplied for people: 100, for points, if the measure is from 0 to 1."""
+        return 100 if self.utility in UNIT_UTILITIES and self.ranked_by != "COS" else 1
+
+    @property
+    def unit_digits(self) -> int:
+        """Decimals of contributions for people: three digits in points, and at least one decimal."""
+        return self.digits if self.unit == 1 else _point_digits(100 * self.largest)
+
+    @property
+    def level_digits(self) -> int:
+        """Decimals for the utilities of the shared model and their changes, for people."""
+        if self.unit == 100:
+            return _point_digits(100 * abs(self.total.gain))
+        levels = [abs(value) for measured in self.measured for value in (measured.empty, measured.grand)]
+        return max(digits_for(max(levels)), digits_for(abs(self.total.gain)))
+
+    @property
+    def utility(self) -> str | None:
+        """Name of the utility that ranks members here: the paid one unless a decision names another."""
+        return self.measured[0].utility
+
+    # ----------------------------------------------------------------------------------------------- how sure
+
+    @cached_property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """Statistically indistinguishable members; empty if unknown."""
+        return () if self._better is None else indistinguishable(self.total)
+
+    @property
+    def letters(self) -> dict[str, str]:
+        """Letters a, b, ... per member; members with a common letter are statistically indistinguishable."""
+        if not any(len(group) > 1 for group in self.groups) or len(self.groups) > 26:
+            return {}
+        lettered = tuple(zip(string.ascii_lowercase, self.groups, strict=False))
+        return {
+            name: "".join(letter for letter, group in lettered if name in group) for name in self.standing
+        }
+
+    @cached_property
+    def alike(self) -> dict[str, tuple[str, ...]]:
+        """Member -> members statistically indistinguishable from it, best first; empty if unknown."""
+        total, better = self.total, self._better
+        if better is None:
+            return {}
+        alike = ~(better | better.T)
+        np.fill_diagonal(alike, False)
+        index = {name: i for i, name in enumerate(total.clients)}
+        ranking = total.ranking()
+        return {
+            name: tuple(other for other in ranking if alike[i, index[other]]) for name, i in index.items()
+        }
+
+    @cached_property
+    def convergence(self) -> Convergence | None:
+        """How the order of members settled over the rounds; None if that cannot be said."""
+        if self.ranked_by == "MERIT" or not self.by_round:  # more than a sum over rounds, or not known
+            return None
+        return convergence_of(self.total, self.by_round, [*self.numbered], missing=self.source.missing)
+
+    @cached_property
+    def _better(self) -> npt.NDArray[np.bool_] | None:
+        """Who is significantly better than whom, shape (N, N); None if unknown."""
+        return better_than(self.total)
+
+    def apart(self, divided: Shares) -> PaidApart | None:
+        """Return indistinguishable members whose shares differ visibly; the score that ranks them decides."""
+        better = self._better
+        if better is None or set(divided) != set(self.total.clients):
+            return None
+        return paid_apart(self.total, divided, better)
+
+    @cached_property
+    def suspects(self) -> tuple[str, ...]:
+        """Members who reported in every round, did harm and are below all others, surely."""
+        total, ranks = self.total, self._ranks
+        if ranks is None or total.n < 3:
+            return ()
+        last_for_sure = ranks[:, 0] == total.n
+        if total.coverage is not None:  # nobody is accused for missed rounds
+            last_for_sure &= total.coverage >= 1
+        harmful = set(self.harmful)
+        last = (name for name, sure in zip(total.clients, last_for_sure, strict=True) if sure)
+        return tuple(name for name in last if name in harmful)
+
+    @property
+    def leaders(self) -> list[str]:
+        """Members whose rank may be first."""
+        return [
+            name for name, one in self.standing.items() if one.rank_interval and one.rank_interval[0] == 1
+        ]
+
+    @property
+    def harmful(self) -> list[str]:
+        """Members who surely made the model worse.
+
+        If some member surely improved the model, a member whose rank may still be first is not accused.
+        """
+        improved = any(standing.surely > 0 for standing in self.standings)
+        spared = self.leaders if improved else []
+        return [one.client for one in self.standings if one.surely < 0 and one.client not in spared]
+
+    @cached_property
+    def doubts(self) -> tuple[Doubt, ...]:
+        """Reasons to look at the reports before anybody is paid; shown before everything else."""
+        if self.settled:
+            return () if (doubt := at_chance(self.total)) is None else (doubt,)
+        return doubts(self.source.rounds, game=self.source.game)
+
+    @property
+    def withheld(self) -> bool:
+        """Whether a doubt forbids praising or accusing members by these numbers until it is resolved."""
+        return any(doubt.withholds for doubt in self.doubts)
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What readers should know before they rely on the standings."""
+        collected = [*self.source.notes, *self.total.notes, *self.absence_notes]
+        if is_whole(self.utility):
+            collected.append(Note("whole-sum", utility=self.utility))
+        for scores in self.last_scores.values():
+            collected += scores.notes if scores else ()
+        return tuple(dict.fromkeys([*collected, *self._usual[1]]))
+
+    # ----------------------------------------------------------------------------- member by member and round
+
+    @cached_property
+    def happened(self) -> dict[str, dict[int, Happened]]:
+        """Member -> scored round -> what happened; everybody on the roster or in a sum."""
+        closed = {one.number: one for one in self.source.closed}
+        seen = (name for measured in self.measured for name in (*measured.clients, *measured.silent))
+        everybody = dict.fromkeys((*self.source.clients, *seen))
+        found: dict[str, dict[int, Happened]] = {name: {} for name in everybody}
+        for number, measured in self.numbered.items():
+            reported, silent, book = set(measured.clients), set(measured.silent), closed.get(number)
+            for name, of_member in found.items():
+                code: Happened = "unknown"
+                if name in reported:
+                    code = "counted"
+                elif name in silent:
+                    code = "unstated" if self.settled else "silent"
+                elif book is not None and name in book.declined:
+                    code = "declined"
+                elif book is not None and self.blamed.get(name, number + 1) <= number:
+                    code = "blamed"
+                elif book is not None:
+                    code = "lost" if name in book.scheduled else "away"
+                of_member[number] = code
+        return found
+
+    @cached_property
+    def blamed(self) -> dict[str, int]:
+        """Member who broke the protocol -> the round in which it did, as the ledger proves."""
+        return {name: closed.number for closed in self.source.closed for name in closed.blamed}
+
+    def rounds_of(self, client: str, *codes: Happened) -> tuple[int, ...]:
+        """Return the rounds in which one of these things happened to a member."""
+        return tuple(number for number, code in self.happened[client].items() if code in codes)
+
+    @cached_property
+    def unscored(self) -> tuple[str, ...]:
+        """Members who are on the roster, or were in a sum, and never reported, or never stated."""
+        return tuple(name for name, codes in self.happened.items() if "counted" not in codes.values())
+
+    @property
+    def absence_notes(self) -> Iterator[Note]:
+        """Notes on members who were summed without a report, and on those who were in no round at all."""
+        for name in self.happened:
+            if silent := self.rounds_of(name, "silent"):
+                yield Note("silent", client=name, rounds=silent)
+        for name in self.unscored:
+            if not self.rounds_of(name, "silent", "unstated"):
+                yield Note("never-summed" if self.settled else "only-listed", client=name)
+
+    @cached_property
+    def absences(self) -> tuple[Absence, ...]:
+        """Members who missed a scored round."""
+        score = "PHI" if self.settled else "ALPHA"
+        mean, zero = self.summed(score, "own-mean").as_dict(), self.summed(score, "zero").as_dict()
+        gains = {number: measured.gain for number, measured in self.numbered.items()}
+        found = []
+        for name, codes in self.happened.items():
+            if missed := {number: code for number, code in codes.items() if code != "counted"}:
+                own = mean[name] - zero[name] if name in mean else None
+                found.append(Absence(name, missed, math.fsum(gains[number] for number in missed), own))
+        return tuple(found)
+
+    @cached_property
+    def shown(self) -> dict[int, int]:
+        """Round number -> its place, of at most MOST_POINTS evenly spaced rounds, first and last included."""
+        numbers = [*self.numbered]
+        step = max(1.0, (len(numbers) - 1) / (MOST_POINTS - 1))
+        places = sorted({1 + round(k * step) for k in range(min(len(numbers), MOST_POINTS))})
+        return {numbers[place - 1]: place for place in places}
+
+    @cached_property
+    def courses(self) -> dict[str, tuple[float | None, ...]]:
+        """Member -> its sum after each round shown, best first; empty if single rounds are unknown."""
+        if not self.by_round:
+            return {}
+        sums = running_sums(self.by_round, self.shown.values(), missing=self.source.missing)
+        return {name: tuple(total.get(name) for total in sums) for name in self.standing}
+
+    @cached_property
+    def rounds(self) -> tuple[RoundFacts, ...]:
+        """Every round that is over, with those that have no score."""
+        found = [RoundFacts(number, aborted=why) for number, why in self.source.aborted.items()]
+        found += [RoundFacts(number) for number in self.source.unreported]
+        reported = self.reported
+        for number, measured in self.numbered.items():
+            scores, status = {}, None
+            if number in reported:
+                scores = scores_of(reported[number])
+                normalised = {name: scores.get(name) for name in ("FP", "EE")}
+                status = {name: one.status if one else "none" for name, one in normalised.items()}
+            paid = measured.scores if isinstance(measured, SettledRound) else scores["ALPHA"]
+
+            def with_code(code: Happened, number: int = number) -> tuple[str, ...]:
+                return tuple(name for name, codes in self.happened.items() if codes[number] == code)
+
+            found.append(
+                RoundFacts(
+                    number,
+                    reported=len(measured.clients),
+                    gain=measured.gain,
+                    explained=None if paid is None else math.fsum(paid.values.tolist()),
+                    status=status,
+                    silent=with_code("unstated" if self.settled else "silent"),
+                    declined=with_code("declined"),
+                    blamed=tuple(name for name, at in self.blamed.items() if at == number),
+                )
+            )
+        return tuple(sorted(found, key=lambda one: one.number))
+
+    @property
+    def unfinished(self) -> tuple[int, int] | None:
+        """Closed and planned rounds of a run that is not over; None if it is over, or not a run."""
+        closed, planned = len(self.source.closed), self.source.planned
+        if self.source.run is None or planned is None or closed >= planned:
+            return None
+        return closed, planned
+
+    @property
+    def sliced(self) -> bool:
+        """Whether every round names its test samples."""
+        return all(measured.slice is not None for measured in self.measured)
+
+    @property
+    def one_slice(self) -> bool:
+        """Whether all rounds are known to be measured on the same test samples."""
+        return self.sliced and len({measured.slice for measured in self.measured}) == 1
 
     # -------------------------------------------------------------------------------------------------- money
 
     @property
     def decision(self) -> Decision | None:
-        """The decision in force, with the real names; None if there is none that verifies."""
-        book = self.source.book
-        return book.decisions[-1] if book and book.decisions and self.source.settings is not None else None
+        """The decision in force; None if there is none that verifies."""
+        return self.source.decisions[-1] if self.source.decisions else None
 
     @property
     def terms(self) -> Terms:
@@ -63,17 +553,9 @@ class Facts(Standings):
     @property
     def other_basis(self) -> bool:
         """Whether the decision pays by another score than the contribution that ranks members here."""
-        terms = self.terms
-        return (terms.utility, terms.score, terms.missing) != (
-            str(self.utility),
-            "PHI" if self.settled else "ALPHA",
-            self.source.missing,
-        )
-
-    @property
-    def other_runs(self) -> bool:
-        """Whether the decision rests on runs that are not counted here."""
-        return self.decision is not None and not self.decision.recomputed
+        terms, score = self.terms, "PHI" if self.settled else "ALPHA"
+        own = str(self.utility), score, self.source.missing
+        return (terms.utility, terms.score, terms.missing) != own
 
     @property
     def usual(self) -> bool:
@@ -83,120 +565,43 @@ class Facts(Standings):
 
     @cached_property
     def spans(self) -> Spans | None:
-        """The intervals of the decided shares, with the real names; None if they are unknown."""
-        one = self.decision
-        return None if one is None or one.total is None else share_intervals(one.total, one.shares)
+        """The intervals of the decided shares; None if they are unknown."""
+        decision = self.decision
+        return None if decision is None else share_intervals(decision.total, decision.shares)
 
     @cached_property
     def _decided_better(self) -> npt.NDArray[np.bool_] | None:
-        one = self.decision
-        return None if one is None or one.total is None else better_than(one.total)
+        return None if self.decision is None else better_than(self.decision.total)
 
     @property
     def decided_apart(self) -> PaidApart | None:
-        """Indistinguishable members whom the decision pays visibly apart, with the real names."""
-        one, better = self.decision, self._decided_better
-        if one is None or one.total is None or better is None:
+        """Indistinguishable members whom the decision pays visibly apart."""
+        decision, better = self.decision, self._decided_better
+        if decision is None or better is None:
             return None
-        return paid_apart(one.total, one.shares, better)
+        return paid_apart(decision.total, decision.shares, better)
 
     def apart_from(self, client: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return who is indistinguishable from a member: those paid visibly less, and those paid more."""
-        one, better = self.decision, self._decided_better
-        if one is None or one.total is None or better is None or client not in one.total.clients:
+        decision, better = self.decision, self._decided_better
+        if decision is None or better is None or client not in decision.total.clients:
             return (), ()
-        names, gap = one.total.clients, visible_gaps(one.total, one.shares, better)
-        place = names.index(client)
-        less, more = (np.flatnonzero(row) for row in (gap[place], gap[:, place]))
-        return tuple(names[i] for i in less), tuple(names[i] for i in more)
+        names, gap = decision.total.clients, visible_gaps(decision.total, decision.shares, better)
+        i = names.index(client)
+        less, more = (tuple(names[k] for k in np.flatnonzero(row)) for row in (gap[i], gap[:, i]))
+        return less, more
 
     @cached_property
     def payable(self) -> Scores:
         """The summed score to pay by: the one that the decision names, or the contribution."""
-        return self._payable(self.source)
-
-    def _payable(self, source: Source) -> Scores:
-        rounds = {str(self.utility): source.rounds, **source.companions}[self.terms.utility]
-        return self._summed(source, self.terms.score, self.terms.missing, rounds)
+        rounds = {str(self.utility): self.source.rounds, **self.source.companions}[self.terms.utility]
+        return self.summed(self.terms.score, self.terms.missing, rounds)
 
     @cached_property
-    def rules(self) -> tuple[RuleFacts, ...]:
-        """What every rule would pay."""
-        total = self._payable(self.original or self.source)
-        known = dict.fromkeys(
-            (self.terms.rule, *get_args(Rule))
-        )  # that of the decision, or the usual one, first
-        return tuple(self._rule(total, rule) for rule in known)
-
-    def _rule(self, total: Scores, rule: Rule) -> RuleFacts:
-        """Return the facts of one rule, from the scores under real names.
-
-        Messages come only from the scores under the names shown, so that they never contain a real name.
-        """
-        said: tuple[str, ...] = ()
-        problem, names = "", self.source.names
-        try:
-            said = self.terms.divide(self.payable, self.liars(self.source), rule).notes
-        except UndefinedShares as error:
-            problem = error.note
-        except InputError as error:
-            problem = str(error)
-        try:
-            divided = self.terms.divide(total, self.liars(self.original or self.source), rule)
-        except (UndefinedShares, InputError):
-            return RuleFacts(rule, problem or Note("no-division"), {}, 1, {}, ())
-        spans = share_intervals(total, divided)
-        apart = self.apart({names[name]: share for name, share in divided.items()})
-        ratios = {names[name]: share.as_integer_ratio() for name, share in divided.items()}
-        one = math.lcm(*(bottom for _, bottom in ratios.values()))
-        return RuleFacts(
-            name=rule,
-            problem="",
-            parts={name: top * (one // bottom) for name, (top, bottom) in ratios.items()},
-            one=one,
-            shares={names[name]: share for name, share in divided.items()},
-            notes=tuple(note for note in said if note not in self.payable.notes),
-            spans=None if spans is None else {names[name]: span for name, span in spans.items()},
-            apart=apart,
-        )
-
-    def absence_cost(self, client: str) -> AbsenceCost | None:
-        """Compare the decision with one in which only this member's missed rounds count the other way.
-
-        None if the member missed no round, or never reported.
-        """
-        decision = self.decision
-        assert decision is not None
-        total, terms = decision.total, decision.terms
-        assert total is not None  # a statement is written from all rounds of its decision
-        if client not in total.clients or total.coverage is None:
-            return None
-        place = total.clients.index(client)
-        if total.coverage[place] >= 1:
-            return None
-        otherwise = self._counted_otherwise
-        mixed: dict[str, Any] = {
-            field: np.array(one)  # errors and what they follow from too
-            for field in ("raw", "stderr", "blocks", "sketch")
-            if (one := getattr(total, field)) is not None and getattr(otherwise, field) is not None
-        }
-        for field, array in mixed.items():
-            array[..., place] = getattr(otherwise, field)[..., place]
-        raw = mixed["raw"]
-        try:
-            divided = terms.divide(replace(total, values=raw, **mixed), decision.shares.forfeits)
-            other = payouts(divided, terms.budget, terms.currency or None)
-            other_cents: int | None = other.cents(other[client])
-        except UndefinedShares:
-            other_cents = None
-        paid = decision.paid.cents(decision.paid[client])
-        return AbsenceCost(float(total.raw[place]), float(raw[place]), paid, other_cents)
-
-    @cached_property
-    def _counted_otherwise(self) -> Scores:
+    def counted_otherwise(self) -> Scores:
         """The score to pay by with missed rounds counted the other way."""
         other: Missing = "zero" if self.terms.missing == "own-mean" else "own-mean"
-        return self._summed(self.source, self.terms.score, other)
+        return self.summed(self.terms.score, other)
 
     # ---------------------------------------------------------------------------------------- can we trust it
 
@@ -210,7 +615,7 @@ class Facts(Standings):
         return tuple(found)
 
     def _companion(self, utility: str, rounds: tuple[Reports, ...]) -> Companion:
-        other = Facts(replace(self.source, rounds=rounds, companions={}, accounts=()))
+        other = Facts(replace(self.source, rounds=rounds, companions={}, account=None))
         paid, total = self.total, other.total
         spearman, sure, confirms = None, 0, 0
         contradicts: list[tuple[str, str]] = []
@@ -223,11 +628,11 @@ class Facts(Standings):
                 names = paid.clients
                 against = zip(*(mine & theirs.T).nonzero(), strict=True)
                 contradicts = [(names[i], names[j]) for i, j in against]
-        surely = {one.client: one.surely for one in self.standings}
+        surely = {name: standing.surely for name, standing in self.standing.items()}
         turned = {
-            one.client: one.surely > 0
-            for one in other.standings
-            if one.surely * surely.get(one.client, 0) < 0
+            name: standing.surely > 0
+            for name, standing in other.standing.items()
+            if standing.surely * surely.get(name, 0) < 0
         }
         return Companion(utility, other, spearman, sure, confirms, tuple(contradicts), turned)
 
@@ -237,50 +642,21 @@ class Facts(Standings):
         What members reported, beside settled scores, is an empty name.
         """
         turned, unconfirmed = [], []
-        for one in self.companions:
-            name, other = "" if one.reported else one.utility, one.facts.standing.get(client)
-            if one.turned.get(client):
+        for companion in self.companions:
+            name = "" if companion.reported else companion.utility
+            standing = companion.facts.standing.get(client)
+            if companion.turned.get(client):
                 turned.append(name)
-            elif other is not None and other.total > 0:
+            elif standing is not None and standing.total > 0:
                 unconfirmed.append(name)
         return tuple(turned), tuple(unconfirmed)
 
-    @cached_property
-    def influence(self) -> Influence | None:
-        """Who influences whom, in the last round in which that is defined."""
-        for reports in reversed(self.source.rounds):
-            if 2 <= reports.n <= MOST_INFLUENCE:
-                try:
-                    rows = tuple(tuple(row) for row in influence(reports).tolist())
-                except UndefinedScore:
-                    continue
-                return Influence(reports.round, reports.clients, rows)
-        return None
 
-    @cached_property
-    def truth(self) -> tuple[tuple[str, str, Mapping[str, float | None]], ...]:
-        """Utility, kind of ground truth, and its rank correlation with each summed score."""
-        source, found = self.source, []
-        rounds_of = {str(self.utility): source.rounds, **source.companions}
-        for utility, values in source.truth.items():
-            totals = totals_of(rounds_of[utility], missing=source.missing)
-            for value, truth in values.items():
-                spearman = _agreements(totals, truth, source.clients)
-                if source.phi:
-                    summed = [one for one in source.phi.get(utility, ()) if one is not None]
-                    whole = len(summed) == len(truth) == len(source.clients)
-                    spearman["PHI"] = agreement(summed, truth).spearman if whole else None
-                found.append((utility, value, spearman))
-        return tuple(found)
+def _point_digits(points: float) -> int:
+    return min(12, max(1, 2 - math.floor(math.log10(points)))) if points else 1
 
 
-def _agreements(
-    totals: Mapping[str, Scores], truth: Sequence[float], clients: Sequence[str]
-) -> dict[str, float | None]:
-    spearman = {}
-    for score, total in totals.items():
-        known = total.as_dict()
-        complete = len(truth) == len(clients) and all(name in known for name in clients)
-        own = [known.get(name, 0.0) for name in clients]
-        spearman[score] = agreement(own, truth).spearman if complete else None
-    return spearman
+def better_than(total: Scores) -> npt.NDArray[np.bool_] | None:
+    """Return who is significantly better than whom; None without standard errors, or of too many."""
+    compared = total.stderr is not None and total.n <= MOST_COMPARED
+    return compare_pairs(total).better if compared else None

@@ -1,4 +1,4 @@
-"""What this machine has for fedmerit: Python, optional packages, a GPU, the clock, the disk."""
+"""What this machine has that a run needs: Python, optional packages, a GPU, a clock that is right, disk."""
 
 from __future__ import annotations
 
@@ -16,37 +16,36 @@ from fedmerit.storage.run_folder import examine_disk
 
 EXTRAS = {
     "engine": ("torch", "safetensors"),
-    "data": ("pillow", "h5py"),
+    "data": ("pillow",),
     "page": ("jinja2", "vl-convert-python"),
     "pandas": ("pandas",),
+    "xlsx": ("openpyxl",),
+    "plot": ("altair",),
     "flower": ("flwr",),
-    "tracking": ("tensorboard", "mlflow-skinny"),
 }
 """The extras that people install, and the packages in them."""
 SLACK = 86_400
 """Seconds by which a file may be newer than the clock: copies keep the time of another machine."""
 
 
-def examine_machine(folder: Path) -> Iterator[Note]:
-    """Check what a run needs of this machine and yield what was found; "problem" is the code of faults.
-
-    Args:
-        folder: where runs would be written.
-    """
+def examine_machine() -> Iterator[Note]:
+    """Check what a run in this folder needs of the machine; "problem" is the code of faults."""
     yield Note("machine", python=platform.python_version(), version=VERSION, system=platform.platform())
-    for name, packages in EXTRAS.items():
-        found = {one: _version(one) for one in packages}
-        if missing := [one for one, there in found.items() if not there]:
-            yield Note("machine-without", extra=name, packages=missing)
+    for extra, packages in EXTRAS.items():
+        versions = {package: _version(package) for package in packages}
+        if missing := [package for package, number in versions.items() if not number]:
+            yield Note("machine-without", extra=extra, packages=missing)
         else:
-            yield Note("machine-extra", extra=name, packages=[f"{one} {at}" for one, at in found.items()])
+            named = [f"{package} {number}" for package, number in versions.items()]
+            yield Note("machine-extra", extra=extra, packages=named)
     yield _processor()
-    now, newest = time.time(), _newest()
+    ours = Path(__file__).parents[1].rglob("*.py")
+    now, newest = time.time(), max(path.stat().st_mtime for path in ours)
     if newest > now + SLACK:
-        what = f"the clock says {_utc(now)}, but files of fedmerit are from {_utc(newest)}: set the clock"
-        yield Note("problem", what=what)
+        fault = f"the clock says {_utc(now)}, but files of fedmerit are from {_utc(newest)}: set the clock"
+        yield Note("problem", what=fault)
     yield Note("machine-clock", clock=_utc(now))
-    yield from examine_disk(folder, SPARE)
+    yield from examine_disk(Path.cwd(), SPARE)
 
 
 def _version(package: str) -> str:
@@ -60,18 +59,12 @@ def _version(package: str) -> str:
 def _processor() -> Note:
     """Return on what a run would train."""
     cores = os.cpu_count() or 1
-    if not _version("torch"):
-        return Note("machine-cpu", cores=cores)
-    import torch
+    if _version("torch"):
+        import torch
 
-    if torch.cuda.is_available():
-        return Note("machine-gpu", gpu=torch.cuda.get_device_name(), cores=cores)
+        if torch.cuda.is_available():
+            return Note("machine-gpu", gpu=torch.cuda.get_device_name(), cores=cores)
     return Note("machine-cpu", cores=cores)
-
-
-def _newest() -> float:
-    """Return when the newest file of this package was written."""
-    return max(path.stat().st_mtime for path in Path(__file__).parents[1].rglob("*.py"))
 
 
 def _utc(seconds: float) -> str:

@@ -15,16 +15,14 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-from fedmerit.config import VERSION, Config
-from fedmerit.ledger.account import Account
-from fedmerit.ledger.chain import Ledger
+from fedmerit.config import VERSION
 from fedmerit.ledger.decisions import Decision, departs
-from fedmerit.ledger.records import first_body
-from fedmerit.notes import day, formatted, planted, words
-from fedmerit.protocol.outcome import Round
-from fedmerit.report.facts import Facts
-from fedmerit.report.findings import Happened
-from fedmerit.report.source import Span, source_as_decided
+from fedmerit.ledger.run import Run
+from fedmerit.notes import day, formatted, speaking, words
+from fedmerit.report.facts import Facts, Happened
+from fedmerit.report.page.html import refreshed
+from fedmerit.report.payment import Proposal, absence_cost
+from fedmerit.report.source import source_as_decided
 from fedmerit.report.text import (
     INSIDE,
     about,
@@ -39,44 +37,27 @@ from fedmerit.report.text import (
     unbroken,
     worth,
 )
-from fedmerit.scoring.files import LEDGER
-from fedmerit.scoring.rewards import money_of
-from fedmerit.scoring.share_intervals import amounts_within
+from fedmerit.scoring.amounts import money_of
+from fedmerit.scoring.rewards import amounts_within
+from fedmerit.settings import Heading, planted
+from fedmerit.storage.checks import renew
+from fedmerit.storage.recorder import record_decision
 from fedmerit.storage.run_folder import write
 
 STATUSES: tuple[Happened, ...] = ("counted", "silent", "unstated", "declined", "blamed", "lost", "away")
 """What can happen in a round of a ledger."""
 
 
-def facts_as_decided(
-    rounds: Sequence[Round],
-    config: Config,
-    decision: Decision,
-    head: str,
-    accounts: Sequence[Account] = (),
-    run: Mapping[str, Any] | None = None,
-    run_name: str = "",
-) -> Facts:
-    """Return the facts of a decision; arguments as in :func:`fedmerit.report.source.source_as_decided`."""
-    settled = accounts if decision.terms.score == "PHI" else ()
-    source = source_as_decided(rounds, config, decision, head, settled, run)
-    return Facts(replace(source, run_name=run_name), score=decision.terms.score)
+def facts_as_decided(run: Run, decision: Decision) -> Facts:
+    """Return the facts of a recorded decision."""
+    return Facts(source_as_decided(run, decision), score=decision.terms.score)
 
 
-def write_statements(
-    folder: Path,
-    rounds: Sequence[Round],
-    config: Config,
-    decision: Decision,
-    head: str,
-    accounts: Sequence[Account] = (),
-) -> int:
-    """Write ``statements/NAME.md``, ``.html`` and ``.json`` for each member; return how many members."""
-    target = folder / "statements"
+def write_statements(run: Run) -> int:
+    """Write ``statements/NAME.md``, ``.html`` and ``.json`` of the last decision; return how many members."""
+    target = run.path.parent / "statements"
     target.mkdir(exist_ok=True)
-    with Ledger(folder / LEDGER, read_only=True) as ledger:
-        run = first_body(ledger, "run")
-    facts = facts_as_decided(rounds, config, decision, head, accounts, run, folder.resolve().name)
+    facts = facts_as_decided(run, run.decisions[-1])
     for name in facts.source.clients:
         write(target / f"{name}.md", as_markdown(facts, name).encode())
         write(target / f"{name}.html", as_html(facts, name).encode())
@@ -84,9 +65,31 @@ def write_statements(
     return len(facts.source.clients)
 
 
+def record(run: Run, proposal: Proposal, heading: Heading, language: str | None) -> str:
+    """Record a decision, write everybody's statement, refresh the page; return what was done, in words."""
+    folder = run.path.parent
+    renewed = renew(folder, run)
+    terms = replace(proposal.terms, budget=str(proposal.paid.budget))
+    paid, new = record_decision(run, terms, replace(heading, currency=terms.currency))
+    decision = paid.decisions[-1]
+    with speaking(language or "en"):
+        count = write_statements(paid)
+    recorded = f"decision {decision.number}, record {decision.record} of the ledger"
+    if not new:
+        recorded += ", is unchanged"
+    elif decision.replaces:
+        recorded = f"recorded as {recorded}, in place of decision {decision.replaces}"
+    else:
+        recorded = f"recorded as {recorded}"
+    written = f"{recorded}; {count} statements in {folder / 'statements'}"
+    return "\n".join(filter(None, [renewed, written, refreshed(folder, language), f"head: {paid.head}"]))
+
+
 Row = tuple[str, ...]
-Block = tuple[Literal["h1", "h2", "p", "lead", "ul", "pre", "table"], str | Row | tuple[Row, ...]]
-"""A part of a statement: a heading, a paragraph, a list, heads of ledgers, or a table, its heading first."""
+Block = tuple[Literal["h1", "h2", "p", "lead", "ul", "pre", "table", "fields"], str | Row | tuple[Row, ...]]
+"""A part of a statement: heading, paragraph, list, heads of ledgers, table (heading first), named values."""
+BLANK = "…" * 20
+"""What is filled in by hand."""
 MOST_LINES = 40
 """The most rounds in the table of a statement, which is to be printed on one or two pages."""
 
@@ -104,6 +107,8 @@ def as_markdown(facts: Facts, client: str) -> str:
             parts.append("\n".join([head, f"|{rule}|", *rows]))
         elif kind == "ul":
             parts.append("\n".join(f"- {markdown(str(line))}" for line in content))
+        elif kind == "fields":
+            parts.append("\n".join(f"- {markdown(one[0])}: {markdown(one[1])}" for one in content))
         else:
             parts.append("\n".join(f"    {line}" for line in content))
     return "\n\n".join(parts) + "\n"
@@ -113,56 +118,35 @@ def as_html(facts: Facts, client: str) -> str:
     """Return a member's statement as one HTML file that prints on a page or two, and loads nothing."""
     body = []
     for kind, content in _blocks(facts, client):
-        if kind == "ul":
+        if kind == "table":
+            body.append(_table([tuple(row) for row in content]))
+        elif kind == "ul":
             body.append("<ul>" + "".join(f"<li>{_marked(str(line))}</li>" for line in content) + "</ul>")
+        elif kind == "fields":
+            lines = (f"<div><dt>{_marked(one[0])}:</dt> <dd>{_marked(one[1])}</dd></div>" for one in content)
+            body.append(f"<dl>{''.join(lines)}</dl>")
         elif kind == "pre":
             body.append("".join(f"<pre>{escape(str(line))}</pre>" for line in content))
-        elif kind == "table":
-            body.append(_table([tuple(row) for row in content]))
-        elif kind == "lead":
-            body.append(f'<p class="lead">{_marked(str(content))}</p>')
         else:
-            body.append(f"<{kind}>{_marked(str(content))}</{kind}>")
+            opened = 'p class="lead"' if kind == "lead" else kind
+            body.append(f"<{opened}>{_marked(str(content))}</{opened.split()[0]}>")
     title = words("statement.title", client=client)
-    named = tuple(one for one in (facts.source.heading.title, facts.source.heading.consortium) if one)
-    if named:
-        title = words("title.document", named=named, title=title)
-    style = f"<style>{_STYLE}</style>"
+    if named := facts.source.heading.title:
+        title = words("title.document", named=(named,), title=title)
     policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     return (
         f'<!doctype html>\n<html lang="{words("page.language")}">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta name="generator" content="fedmerit {VERSION}">\n<title>{escape(title)}</title>\n{style}\n'
-        "</head>\n<body>\n<main>\n" + "\n".join(body) + "\n</main>\n</body>\n</html>\n"
+        f'<meta name="generator" content="fedmerit {VERSION}">\n<title>{escape(title)}</title>\n'
+        f"<style>{_STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(body)
+        + "\n</main>\n</body>\n</html>\n"
     )
 
 
 _TAGS = str.maketrans({"\x01": "<strong>", "\x02": "</strong>", "\x03": "<code>", "\x04": "</code>"})
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1a1a1a; --soft: #595959; --line: #d9d9d4; --paper: #fff; }
-@media screen and (prefers-color-scheme: dark) { :root { --ink: #ececea; --soft: #a9a9a4; --line: #3a3a3c;
-  --paper: #161618; } }
-body { margin: 0 auto; padding: 2rem 1.2rem 3rem; max-width: 44rem; background: var(--paper);
-  color: var(--ink); font: 1rem/1.5 system-ui, "Segoe UI", Roboto, "Liberation Sans", Arial, sans-serif;
-  overflow-wrap: break-word; }
-h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .6rem; }
-h2 { font-size: 1.1rem; margin: 1.6rem 0 .4rem; border-top: 1px solid var(--line); padding-top: .8rem; }
-p, ul, table { margin: 0 0 .7rem; }
-table { border-collapse: collapse; width: 100%; font-size: .9em; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: .15rem 0 .15rem .6rem; border-bottom: 1px solid var(--line); }
-th:first-child { text-align: left; padding-left: 0; }
-thead th { font-weight: 400; color: var(--soft); vertical-align: bottom; }
-.scroll { overflow-x: auto; }
-.lead { font-size: 1.2rem; }
-.lead strong { font-size: 1.5rem; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0 0 .6rem; color: var(--soft); }
-code, pre { font: .85rem ui-monospace, Menlo, Consolas, "Liberation Mono", monospace; }
-@media print { @page { size: A4; margin: 16mm; } html { font-size: 9.5pt; }
-  body { padding: 0; max-width: none; }
-  h1 { font-size: 15pt; } h2 { font-size: 10.5pt; margin-top: .9rem; break-after: avoid; }
-  li, p, tr { break-inside: avoid; } td, th { padding-block: .05rem; } }
-"""
+_STYLE = Path(__file__).with_name("statement.css")
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -188,19 +172,19 @@ def _marked(text: str) -> str:
 
 def _blocks(facts: Facts, client: str) -> Iterator[Block]:
     """Yield a member's statement, part by part: first what it earns."""
-    marks = INSIDE
-    decision, book = _decided(facts)
+    decision, run = _decision(facts)
     yield "h1", words("statement.title", client=client)
-    if told := departs(decision.departures):
-        yield "lead", words("statement.departs", marks, text=told)
-    if about_it := words("list.clause").join(_identity(facts)):
-        yield "p", about_it
+    if departed := departs(decision.departures):
+        yield "lead", words("statement.departs", INSIDE, text=departed)
+    yield "p", words("list.clause").join(_identity(facts))
+    yield "fields", tuple(_addressed(facts, client))
     if faults := _planted(facts, client):
         yield "p", faults
-    yield "lead", next(earns := _earns(facts, client, marks))
+    yield "lead", next(earns := _earns(facts, client))
     yield "p", " ".join(_opening(facts))
-    for doubt in _doubts(decision, marks):
-        yield "p", doubt
+    for doubt in decision.doubts:
+        text = words("statement.doubt", INSIDE, title=doubt.title, text=doubt.text)
+        yield "p", f"{text} {words('statement.despite')}" if doubt in decision.overruled else text
     yield "h2", words("statement.earn")
     if more := " ".join(earns):
         yield "p", more
@@ -222,105 +206,94 @@ def _blocks(facts: Facts, client: str) -> Iterator[Block]:
         yield "p", " ".join(settlement_sentences(facts))
     yield "h2", words("statement.rests")
     yield "p", words("statement.record", record=decision.record)
-    yield "pre", (book.head,)
-    yield "p", " ".join(filter(None, (signed_by(facts), words("statement.keep", marks))))
-    if decision.after:
-        yield "p", words("statement.after")
-        yield "pre", tuple(head for _, head in decision.after)
-        yield "p", words("statement.keep-after", marks)
+    yield "pre", (run.head,)
+    yield "p", " ".join(filter(None, (signed_by(facts), words("statement.keep", INSIDE))))
+    yield "h2", words("statement.received")
+    yield "p", words("statement.receipt", INSIDE)
+    yield "fields", ((words("statement.place"), BLANK), (words("statement.signature"), BLANK))
+
+
+def _decision(facts: Facts) -> tuple[Decision, Run]:
+    """Return the decision that the facts are of, and its run."""
+    assert facts.decision is not None
+    assert facts.source.run is not None
+    return facts.decision, facts.source.run
 
 
 def _identity(facts: Facts) -> Iterator[str]:
-    """Yield what the statement is about: title, consortium, date, run, and whether it is a rehearsal."""
-    heading = facts.source.heading
-    yield from (one for one in (heading.title, heading.consortium) if one)
+    """Yield what the statement is about: title, date, run, and whether it is a rehearsal."""
+    heading, run = facts.source.heading, _decision(facts)[1]
+    if heading.title:
+        yield heading.title
     if heading.date:
         yield day(heading.date)
-    if facts.source.run_name:
-        yield words("page.run", run=facts.source.run_name)
-    if facts.source.rehearsal:
+    yield words("page.run", run=run.id)
+    if run.rehearsal:
         yield words("page.rehearsal")
+
+
+def _addressed(facts: Facts, client: str) -> Iterator[Row]:
+    """Yield to whom the statement goes, whom to ask, and until when to object."""
+    decision, config = _decision(facts)[0], facts.source.config
+    assert config is not None
+    report = config.report
+    yield words("statement.to"), client
+    yield words("statement.contact"), report.contact or BLANK
+    if report.objection_days and decision.heading.date:
+        date = day(decision.heading.date)
+        yield words("statement.objections"), words("statement.within", days=report.objection_days, date=date)
+    else:
+        yield words("statement.objections"), words("statement.by-contract")
 
 
 def own_settlement(facts: Facts, client: str) -> dict[str, Any]:
     """Return what a member stated in the settlement, and what everybody may know of the others."""
-    lines = []
-    for one, past in _accounts(facts):
-        for line in one.lines:
-            if client in line.participants:
-                place = line.participants.index(client)
-                lines.append({
-                    "round": None if line.round is None else past + line.round,
-                    "stated": None if (value := line.stated[place]) is None else str(value),
-                    "counted": None if (value := line.counted[place]) is None else str(value),
-                    "utility": None if value is None else value * one.scale,
-                    "sum": None if line.sum is None else str(line.sum),
-                    "product": str(line.product),
-                    "holds": line.holds,
-                })  # fmt: skip
-    accounts = facts.source.accounts
+    account, rounds = facts.account, []
+    for line in account.rounds:
+        if client in line.participants:
+            place = line.participants.index(client)
+            stated, counted = line.stated[place], line.counted[place]
+            rounds.append({
+                "round": line.round,
+                "stated": None if stated is None else str(stated),
+                "counted": None if counted is None else str(counted),
+                "utility": None if counted is None else counted * account.scale,
+                "sum": None if line.sum is None else str(line.sum),
+                "product": str(line.product),
+                "holds": line.holds,
+            })  # fmt: skip
     return {
-        "rounds": lines,
-        "named": list(dict.fromkeys(name for one in accounts for name in one.liars)),
-        "missing": list(dict.fromkeys(name for one in accounts for name in one.missing)),
-        "countersigned": len(accounts[-1].countersigned),
+        "rounds": rounds,
+        "named": list(account.liars),
+        "missing": list(account.missing),
+        "countersigned": len(account.countersigned),
     }
-
-
-def _accounts(facts: Facts) -> Iterator[tuple[Account, int]]:
-    """Yield the account of each run, and how many rounds there are before it."""
-    past = [span.before for span in facts.source.spans] or [0]
-    yield from zip(facts.source.accounts, past, strict=True)
 
 
 def _equations(facts: Facts, lines: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     """Yield the heading and the lines of the table of a member's equations; of many rounds, their sums."""
-    yield (
-        words("page.round"),
-        words("statement.col-stated"),
-        words("statement.col-worth"),
-        words("statement.col-sum"),
-        words("statement.col-product"),
-    )
+    columns = ("statement.col-stated", "statement.col-worth", "statement.col-sum", "statement.col-product")
+    yield tuple(map(words, ("page.round", *columns)))
+
+    def row(where: str, line: Mapping[str, Any]) -> Row:
+        numbers = (line[key] for key in ("stated", "sum", "product"))
+        stated, *others = ("-" if number is None else formatted(int(number), ",") for number in numbers)
+        return where, stated, worth(facts, line["utility"], unit=True), *others
+
     if len(lines) <= MOST_LINES:
-        for line in lines:
-            yield (
-                _where(line),
-                _units(line["stated"]),
-                worth(facts, line["utility"], unit=True),
-                _units(line["sum"]),
-                _units(line["product"]),
-            )
+        yield from (row(words("settled.round", round=line["round"]), line) for line in lines)
         return
-    known = {key: [line[key] for line in lines] for key in ("stated", "sum", "product", "utility")}
-    whole = {
-        key: None if None in each else sum(map(int, each)) for key, each in known.items() if key != "utility"
-    }
-    summed = None if None in known["utility"] else sum(known["utility"])
-    yield (
-        words("settled.all-rounds"),
-        _units(whole["stated"]),
-        worth(facts, summed, unit=True),
-        _units(whole["sum"]),
-        _units(whole["product"]),
-    )
-
-
-def _units(number: str | int | None) -> str:
-    """Return a whole number of units, or a dash."""
-    return "-" if number is None else formatted(int(number), ",")
-
-
-def _where(line: Mapping[str, Any]) -> str:
-    if line["round"] is None:
-        return words("settled.all-rounds")
-    return words("settled.round", round=line["round"])
+    whole: dict[str, Any] = {}
+    for key in ("stated", "sum", "product", "utility"):
+        each = [line[key] for line in lines]
+        whole[key] = None if None in each else sum(each if key == "utility" else map(int, each))
+    yield row(words("settled.all-rounds"), whole)
 
 
 def _odd_lines(facts: Facts, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield what is to be said of the equations that do not hold, or in which another number counts."""
     for line in lines:
-        where = _where(line)
+        where = words("settled.round", round=line["round"])
         if line["stated"] is None:
             yield words("statement.settled-missing", where=where)
             continue
@@ -329,58 +302,31 @@ def _odd_lines(facts: Facts, lines: Sequence[Mapping[str, Any]]) -> Iterator[str
         elif not line["holds"]:
             yield words("statement.settled-fails", where=where)
         if (counted := int(line["counted"])) != int(line["stated"]):
-            told = worth(facts, line["utility"], unit=True)
-            yield words("statement.settled-counted", where=where, counted=counted, worth=told)
-
-
-def _decided(facts: Facts) -> tuple[Decision, Any]:
-    assert facts.decision is not None
-    return facts.decision, facts.source.book
+            value = worth(facts, line["utility"], unit=True)
+            yield words("statement.settled-counted", where=where, counted=counted, worth=value)
 
 
 def _planted(facts: Facts, client: str) -> str:
     """Return which faults the settings planted; others are named only if members see everybody's numbers."""
-    return planted(facts.source.corruption, {client: client} if facts.source.private else None)
+    return planted(facts.source.corruption, client if facts.source.private else None)
 
 
 def _opening(facts: Facts) -> Iterator[str]:
-    decision, _ = _decided(facts)
-    planned, members = facts.source.planned or 0, len(facts.source.clients)
-    number, rounds = decision.number, decision.counted
-    if rounds < planned:
-        yield words(
-            "statement.decision-partly", number=number, rounds=rounds, planned=planned, members=members
-        )
+    decision, _ = _decision(facts)
+    numbers = {"number": decision.number, "rounds": decision.rounds, "members": len(facts.source.clients)}
+    if decision.rounds < (planned := facts.source.planned or 0):
+        yield words("statement.decision-partly", planned=planned, **numbers)
     else:
-        yield words("statement.decision", number=number, rounds=rounds, members=members)
+        yield words("statement.decision", **numbers)
     if decision.replaces:
         yield words("statement.replaces", replaces=decision.replaces)
-    if spans := facts.source.spans:
-        each = tuple(_span(span) for span in spans if span.count)
-        yield words("statement.runs", runs=len(spans), each=each)
-
-
-def _span(span: Span) -> str:
-    """Return which rounds are those of one of several runs."""
-    first, last = span.before + 1, span.before + span.count
-    run = words("statement.run-id", run=span.name) if span.name else words("statement.run-own")
-    if span.count == 1:
-        return words("statement.run-one", first=first, run=run)
-    return words("statement.run", first=first, last=last, run=run)
-
-
-def _doubts(decision: Decision, marks: Mapping[str, str]) -> Iterator[str]:
-    """Yield the doubts about the reports on which the decision rests."""
-    for doubt in decision.doubts:
-        said = words("statement.doubt", marks, title=doubt.title, text=doubt.text)
-        yield f"{said} {words('statement.despite')}" if doubt in decision.overruled else said
 
 
 def _did(facts: Facts, client: str) -> Iterator[str]:
-    counted = len(facts.rounds_of(client, "counted"))
     code = "statement.counted-settled" if facts.settled else "statement.counted"
-    if facts.settled and client in own_settlement(facts, client)["named"]:
+    if client in facts.liars:
         code = "statement.counted-named"
+    counted = len(facts.rounds_of(client, "counted"))
     yield words(code, counted=counted, possible=len(facts.happened[client]))
     for status in STATUSES[1:]:
         if rounds := facts.rounds_of(client, status):
@@ -391,34 +337,41 @@ def _did(facts: Facts, client: str) -> Iterator[str]:
         yield words("statement.unreported", rounds=facts.source.unreported)
 
 
-def _earns(facts: Facts, client: str, marks: Mapping[str, str]) -> Iterator[str]:
-    decision, _ = _decided(facts)
-    standing, terms = facts.standing.get(client), decision.terms
-    budget, nothing = _money(facts, decision.paid.budget), _money(facts, decision.paid.nothing)
+def _earns(facts: Facts, client: str) -> Iterator[str]:
+    (decision, _), standing = _decision(facts), facts.standing.get(client)
+    paid, terms, divided = decision.paid, decision.terms, decision.shares
+    budget = _money(facts, paid.budget)
     if standing is None:
         code = "statement.never-stated" if facts.settled else "statement.never"
-        yield words(code, marks, amount=nothing, budget=budget)
+        yield words(code, INSIDE, amount=_money(facts, paid.nothing), budget=budget)
         return
-    amount, share = _money(facts, decision.paid[client]), decision.shares[client]
-    yield words("statement.paid", marks, amount=amount, budget=budget, share=share, rule=terms.rule)
-    gain = worth(facts, facts.total.gain, unit=True)
-    score, measure = words(f"score-of-yours.{terms.score}"), spoken(terms.utility)
-    if facts.settled and client in own_settlement(facts, client)["named"]:
-        score = words("statement.proven")
-    total = worth(facts, standing.total, unit=True)
+    amount, share = _money(facts, paid[client]), divided[client]
+    yield words("statement.paid", INSIDE, amount=amount, budget=budget, share=share, rule=terms.rule)
+    proven = client in facts.liars
+    values = {
+        "score": words("statement.proven") if proven else words(f"score-of-yours.{terms.score}"),
+        "total": worth(facts, standing.total, unit=True),
+        "measure": spoken(terms.utility),
+        "gain": worth(facts, facts.total.gain, unit=True),
+    }
     if left_out := facts.source.unreported:
-        yield words(
-            "statement.score-reported", score=score, total=total, measure=measure, gain=gain, rounds=left_out
-        )
+        yield words("statement.score-reported", rounds=left_out, **values)
     else:
-        yield words("statement.score", score=score, total=total, measure=measure, gain=gain)
-    if decision.shares.status != "ok":
+        yield words("statement.score", **values)
+    if divided.status != "ok":
         yield words("pay.fallback")
-    if part := decision.shares.forfeits.get(client):
+    if part := divided.forfeits.get(client):
         yield words("statement.forfeited", part=part)
     if standing.total < 0 and terms.rule != "equal":
         yield words("statement.below")
-    yield from _judged(facts, client)
+    if client in facts.harmful:
+        first, (turned, unconfirmed) = spoken(facts.utility), facts.otherwise(client)
+        if turned:
+            yield words("statement.worse-turned", first=first, measures=spoken_list(turned))
+        elif unconfirmed:
+            yield words("statement.worse-alone", first=first, measures=spoken_list(unconfirmed))
+        else:
+            yield words("statement.worse")
 
 
 def _money(facts: Facts, amount: Decimal | int) -> str:
@@ -427,39 +380,23 @@ def _money(facts: Facts, amount: Decimal | int) -> str:
     return money_text(money_of(amount, currency) if isinstance(amount, int) else amount, currency)
 
 
-def _judged(facts: Facts, client: str) -> Iterator[str]:
-    """Yield that a member made the model worse, in one sentence with the measures that say otherwise."""
-    if client not in facts.harmful:
-        return
-    first, (turned, unconfirmed) = spoken(facts.utility), facts.otherwise(client)
-    if turned:
-        yield words("statement.worse-turned", first=first, measures=spoken_list(turned))
-    elif unconfirmed:
-        yield words("statement.worse-alone", first=first, measures=spoken_list(unconfirmed))
-    else:
-        yield words("statement.worse")
-
-
 def _costs(facts: Facts, client: str) -> Iterator[str]:
-    decision, _ = _decided(facts)
-    standing, cost = facts.standing.get(client), facts.absence_cost(client)
+    standing, cost = facts.standing.get(client), absence_cost(facts, client)
     if standing is None:
         yield words("statement.cost-never-settled" if facts.settled else "statement.cost-never")
         return
     if cost is None:
         yield words("statement.cost-none-settled" if facts.settled else "statement.cost-none")
         return
-    missed = facts.rounds_of(client, *STATUSES[1:])
-    zero = decision.terms.missing == "zero"
-    if facts.settled:
-        told = "statement.missed-zero-settled" if zero else "statement.missed-own-mean-settled"
+    if facts.terms.missing == "zero":
+        missed = "statement.missed-zero-settled" if facts.settled else "statement.missed-zero"
+        counted = "statement.other-own-mean-settled" if facts.settled else "statement.other-own-mean"
     else:
-        told = "statement.missed-zero" if zero else "statement.missed-own-mean"
-    yield words(told, rounds=missed)
+        missed = "statement.missed-own-mean-settled" if facts.settled else "statement.missed-own-mean"
+        counted = "statement.other-zero"
+    yield words(missed, rounds=facts.rounds_of(client, *STATUSES[1:]))
     other, own = (worth(facts, value, unit=True) for value in (cost.other, cost.score))
-    mean = "statement.other-own-mean-settled" if facts.settled else "statement.other-own-mean"
-    counts = mean if zero else "statement.other-zero"
-    then = words(counts, score=noun(decision.terms.score), other=other, own=own)
+    then = words(counted, score=noun(facts.terms.score), other=other, own=own)
     if cost.other_cents is None:
         yield words("statement.other-none", then=then)
     elif cost.other_cents == cost.cents:
@@ -472,8 +409,8 @@ def _costs(facts: Facts, client: str) -> Iterator[str]:
 
 
 def _sure(facts: Facts, client: str) -> Iterator[str]:
-    decision, _ = _decided(facts)
-    standing = facts.standing.get(client)
+    """Yield how sure a member's score, rank and share are, and which ties are paid apart."""
+    (decision, _), standing = _decision(facts), facts.standing.get(client)
     if standing is None:
         yield words("statement.sure-never")
         return
@@ -481,58 +418,55 @@ def _sure(facts: Facts, client: str) -> Iterator[str]:
         yield words("sure.unknown")
         return
     low, high = standing.rank_interval
-    score, total, n = noun(decision.terms.score), sure_worth(facts, standing, unit=True), facts.total.n
+    score, total = noun(decision.terms.score), sure_worth(facts, standing, unit=True)
+    values = {"score": score, "total": total, "low": low, "n": facts.total.n}
     if low == high:
-        yield words("statement.rank", score=score, total=total, low=low, n=n)
+        yield words("statement.rank", **values)
     else:
-        yield words("statement.ranks", score=score, total=total, low=low, high=high, n=n)
+        yield words("statement.ranks", high=high, **values)
     like = facts.alike.get(client)
     if like is not None and not like:
         yield words("statement.alone")
-    elif like and facts.source.private:
-        yield words("statement.like-others", others=len(like))
-    elif like:
-        yield words("statement.like", clients=like)
-    yield from _share_sure(facts, client)
-
-
-def _share_sure(facts: Facts, client: str) -> Iterator[str]:
-    """Yield how sure a member's share is, and which ties are paid apart."""
-    decision, _ = _decided(facts)
+    if like:
+        yield _who(facts, like, "statement.like", "statement.like-others")
     if facts.spans is not None:
-        low, high = facts.spans[client]
-        ends = [_money(facts, end) for end in amounts_within(facts.spans, decision.paid)[client]]
-        yield words("statement.span", low=low, high=high, low_amount=ends[0], high_amount=ends[1])
+        low_share, high_share = facts.spans[client]
+        least, most = (_money(facts, end) for end in amounts_within(facts.spans, decision.paid)[client])
+        yield words("statement.span", low=low_share, high=high_share, low_amount=least, high_amount=most)
     less, more = facts.apart_from(client)
-    private = facts.source.private
-    if less and private:
-        yield words("statement.apart-more-others", others=len(less))
-    elif less:
-        yield words("statement.apart-more", clients=less)
-    if more and private:
-        yield words("statement.apart-less-others", others=len(more))
-    elif more:
-        yield words("statement.apart-less", clients=more)
+    if less:
+        yield _who(facts, less, "statement.apart-more", "statement.apart-more-others")
+    if more:
+        yield _who(facts, more, "statement.apart-less", "statement.apart-less-others")
+
+
+def _who(facts: Facts, clients: tuple[str, ...], named: str, counted: str) -> str:
+    """Return words that name other members, or count them where members see only their own numbers."""
+    if facts.source.private:
+        return words(counted, others=len(clients))
+    return words(named, clients=clients)
 
 
 def as_dict(facts: Facts, client: str) -> dict[str, Any]:
     """Return a member's statement as a dictionary for JSON."""
-    decision, book = _decided(facts)
-    paid = decision.paid
-    standing, like, cost = facts.standing.get(client), facts.alike.get(client), facts.absence_cost(client)
+    decision, run = _decision(facts)
+    paid, private = decision.paid, facts.source.private
+    standing, like, cost = facts.standing.get(client), facts.alike.get(client), absence_cost(facts, client)
     spans = None if facts.spans is None or client not in facts.spans else facts.spans
-    ends = None if spans is None else amounts_within(spans, decision.paid)
+    ends = None if spans is None else amounts_within(spans, paid)
     return {
         "member": client,
         **facts.source.heading.body(),
-        "rehearsal": facts.source.rehearsal,
+        "run": run.id,
+        "rehearsal": run.rehearsal,
         "decision": decision.number,
         "replaces": decision.replaces,
         "record": decision.record,
-        "head": book.head,
-        **({"after": [list(one) for one in decision.after]} if decision.after else {}),
+        "head": run.head,
         **vars(decision.terms),
         "departures": {one.term: {"signed": one.signed, "used": one.used} for one in decision.departures},
+        "contact": facts.source.config.report.contact if facts.source.config else "",
+        "objection_days": facts.source.config.report.objection_days if facts.source.config else 0,
         "planted": _planted(facts, client),
         "doubts": [str(doubt) for doubt in decision.doubts],
         "rounds": {
@@ -552,9 +486,9 @@ def as_dict(facts: Facts, client: str) -> dict[str, Any]:
         "disagreeing": list(filter(None, itertools.chain(*facts.otherwise(client)))),
         "interval": None if standing is None or standing.interval is None else list(standing.interval),
         "ranks": None if standing is None or standing.rank_interval is None else list(standing.rank_interval),
-        "cannot_be_told_apart_from": len(like) if like is not None and facts.source.private else like,
+        "cannot_be_told_apart_from": len(like) if like is not None and private else like,
         "indistinguishable_but_paid": {
-            code: len(others) if facts.source.private else list(others)
+            code: len(others) if private else list(others)
             for code, others in zip(("less", "more"), facts.apart_from(client), strict=True)
         },
         "absence": None if cost is None else {"estimate": True, **vars(cost)},

@@ -5,22 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
-from fedmerit.ledger.records import in_words
-from fedmerit.notes import words
+from fedmerit.ledger.rounds import in_words
+from fedmerit.notes import signed, words
 from fedmerit.report.comparison import Comparison
 from fedmerit.report.facts import Facts
+from fedmerit.report.payment import Proposal
+from fedmerit.report.source import Source
 from fedmerit.report.text import (
+    OPTION,
     amounts_text,
-    apart_text,
     made_worse,
     on_terminal,
     printable,
@@ -29,20 +30,20 @@ from fedmerit.report.text import (
     samples_text,
     settlement_sentences,
     share_text,
-    signed,
     span_text,
     sure_share_text,
     total_text,
     unit_values,
 )
-from fedmerit.scoring.agreement import PaperRow, agreement, by_scripts, by_text
+from fedmerit.scoring.amounts import Payouts
 from fedmerit.scoring.doubts import Doubt
-from fedmerit.scoring.rewards import Payouts, Shares
-from fedmerit.scoring.share_intervals import PaidApart, Spans, amounts_within
+from fedmerit.scoring.ground_truth import PaperRow, agreement, paper_table
+from fedmerit.scoring.rewards import amounts_within
 from fedmerit.scoring.types import Reports
 
 if TYPE_CHECKING:
     from fedmerit.simulation.plan import Plan
+    from fedmerit.simulation.run import Progress as Step
 
 # -------------------------------------------------------------------------------------------------- tables
 
@@ -50,10 +51,13 @@ Columns = dict[str, list[str]]
 """Heading -> cells; the first column holds names."""
 
 
-def print_facts(console: Console, facts: Facts) -> None:
-    """Print the doubts, the sums over rounds, the last round's scores in a table of their own, the notes."""
+def print_facts(console: Console, facts: Facts, *, last_round: bool = False) -> None:
+    """Print the doubts, the ranking by which members are paid, what it shows, and notes.
+
+    ``last_round`` adds the scores of the last round, in a table of their own, because they are no sums.
+    """
     unsettled = [words("terminal.unsettled", why=facts.source.unsettled)] if facts.source.unsettled else []
-    _warn(console, [*unsettled, *facts.doubts])
+    warn(console, [*unsettled, *facts.doubts])
     first = _standings(facts)
     if not _fits(first, console.width):
         first = _standings(facts, sure=False)
@@ -61,20 +65,19 @@ def print_facts(console: Console, facts: Facts) -> None:
     if facts.total.status != "ok":
         told = words(f"status-short.{facts.total.status}")
         _say(console, words("terminal.status-sum", score=facts.total.score, status=told))
-    for line in _findings(facts):
+    for line in findings(facts):
         _say(console, line)
-    if facts.last is not None:
-        _say(console, _last(facts, facts.last))
+    if last_round and facts.last is not None:
+        _say(console, words("terminal.last-round", round=facts.last.round))
         _print_table(console, _last_round(facts))
         for name, status in facts.status.items():
             if status != "ok":
                 _say(console, words("terminal.status", score=name, status=words(f"status-short.{status}")))
     left_out = in_words(tuple(facts.source.aborted), facts.source.unreported)
-    for note in (*facts.notes, *left_out):
-        _say(console, words("terminal.note", text=on_terminal(note)))
+    tell_notes(console, (*facts.notes, *left_out))
 
 
-def _findings(facts: Facts) -> Iterator[str]:
+def findings(facts: Facts) -> Iterator[str]:
     """Yield what the table shows: of which rounds, and how sure it is."""
     total, utility = facts.total, facts.utility
     gain, summed = (signed(value, facts.digits) for value in (total.gain, float(total.raw.sum())))
@@ -89,14 +92,6 @@ def _findings(facts: Facts) -> Iterator[str]:
         yield words("terminal.caption", score=total.score, rounds=total.rounds, gain=gain, summed=summed)
     if facts.settled and facts.source.rounds:
         yield words("terminal.beside")
-    for span in facts.source.spans:
-        path, first, last = span.name, span.before + 1, span.before + span.count
-        if span.count > 1:
-            yield words("terminal.run", first=first, last=last, count=span.count, path=path)
-        elif span.count == 1:
-            yield words("terminal.run-one", first=first, path=path)
-        else:
-            yield words("terminal.run-none", path=path)
     if facts.settled:
         yield from settlement_sentences(facts)
     if groups := tuple(words("list.comma").join(group) for group in facts.groups if len(group) > 1):
@@ -113,15 +108,6 @@ def _findings(facts: Facts) -> Iterator[str]:
         yield worse
     for name in () if facts.withheld else facts.suspects:
         yield words("terminal.suspect", client=name)
-
-
-def _last(facts: Facts, last: Reports) -> str:
-    """Return which round the scores of a single round are of."""
-    number = last.round
-    for span in facts.source.spans[1:]:
-        if number is not None and span.before < number <= span.before + span.count:
-            return words("terminal.last-round-of", round=number, own=number - span.before, path=span.name)
-    return words("terminal.last-round", round=number)
 
 
 def _standings(facts: Facts, *, sure: bool = True) -> Columns:
@@ -145,9 +131,12 @@ def _standings(facts: Facts, *, sure: bool = True) -> Columns:
 
 def _last_round(facts: Facts) -> Columns:
     """Return the columns of the last round, which stand in a table of their own: they are no sums."""
-    return {words("terminal.member"): [printable(one.client) for one in facts.standings]} | {
-        key: [signed(one.last[key], one.digits) for one in facts.standings] for key in ("LOO", "FP", "EE")
-    }
+    columns = {words("terminal.member"): [printable(name) for name in facts.standing]}
+    for key in ("LOO", "FP", "EE"):
+        scores = facts.last_scores.get(key)
+        values = scores.as_dict() if scores else {}
+        columns[key] = [signed(values.get(name), facts.digits) for name in facts.standing]
+    return columns
 
 
 def _fits(columns: Columns, width: int) -> bool:
@@ -194,33 +183,40 @@ def _folded(cell: str, size: int) -> list[str]:
     return [one.plain.rstrip() for one in Text(cell).wrap(Console(width=size), size, overflow="fold")]
 
 
-def _say(console: Console, text: str) -> None:
-    console.print(Text(printable(text)))
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(printable(text), style=style))
 
 
-def _warn(console: Console, doubted: Sequence[Doubt | str]) -> None:
-    for doubt in doubted:
-        _say(console, words("terminal.warning", text=doubt if isinstance(doubt, str) else doubt.told))
+quiet = ContextVar("quiet", default=False)
+"""Whether notes and progress are left out."""
 
 
-def print_payouts(
-    console: Console,
-    paid: Payouts,
-    divided: Shares,
-    *,
-    spans: Spans | None = None,
-    apart: PaidApart | None = None,
-    unscored: Sequence[str] = (),
-    warning: str = "",
-    doubts: Sequence[Doubt] = (),
-) -> None:
-    """Print doubts, the share and amount of each member (also of those who never reported), and notes.
+def warn(console: Console, doubts: Sequence[Doubt | str]) -> None:
+    """Print doubts as warnings; to their readers, they name a suspected member."""
+    for doubt in doubts:
+        told = doubt if isinstance(doubt, str) else doubt.told
+        _say(console, words("terminal.warning", text=told), style="yellow")
 
-    ``spans`` are the intervals of the shares, and ``apart`` a tie that is paid apart, if there is one.
-    """
-    _warn(console, [*([warning] if warning else []), *doubts])
+
+def tell_planted(console: Console, source: Source) -> None:
+    """Print which faults the settings of a run planted, if any."""
+    if source.planted:
+        _say(console, source.planted)
+
+
+def tell_notes(console: Console, notes: Iterable[str], *, name: str = "", option: str = OPTION) -> None:
+    """Print notes, with the name of their file if there are several; ``option`` is what they advise."""
+    for note in () if quiet.get() else notes:
+        text = on_terminal(note, option)
+        _say(console, words("terminal.note", text=f"{name}: {text}" if name else text))
+
+
+def print_proposal(console: Console, found: Proposal) -> None:
+    """Print doubts, the share and amount of each member (also of those who never reported), and notes."""
+    warn(console, [*found.warnings, *found.facts.doubts])
+    paid, divided, spans = found.paid, found.shares, found.spans
     best_first = sorted(paid.items(), key=lambda item: (-item[1], item[0]))
-    best_first += [(name, paid.nothing) for name in unscored]
+    best_first += [(name, paid.nothing) for name in found.facts.unscored]
     columns = {
         words("terminal.member"): [printable(name) for name, _ in best_first],
         words("terminal.share"): [share_text(divided.by_client.get(name, 0.0), 2) for name, _ in best_first],
@@ -231,23 +227,26 @@ def print_payouts(
         columns[words("terminal.span-share")] = [span_text(spans.get(name)) for name, _ in best_first]
         columns[words("terminal.span-payout")] = [amounts_text(amounts.get(name)) for name, _ in best_first]
     _print_table(console, columns)
-    budget, rule, unpaid = paid.budget, divided.rule, paid.unpaid
-    if coin := paid.currency:
-        _say(console, words("terminal.paid-in", budget=budget, currency=coin, rule=rule, unpaid=unpaid))
-    else:
-        _say(console, words("terminal.paid", budget=budget, rule=rule, unpaid=unpaid))
+    _say(console, budget_text(paid, divided.rule))
     if spans is not None:
         _say(console, words("terminal.spans"))
-    if apart is not None:
-        _say(console, apart_text(apart, divided))
-    for note in divided.notes:
-        _say(console, words("terminal.note", text=note))
+    if found.apart:
+        _say(console, found.apart)
+    tell_notes(console, found.notes, option="--on-undefined")
+
+
+def budget_text(paid: Payouts, rule: str) -> str:
+    """Return what was divided, by which rule, and what is left."""
+    budget, unpaid = paid.budget, paid.unpaid
+    if coin := paid.currency:
+        return words("terminal.paid-in", budget=budget, currency=coin, rule=rule, unpaid=unpaid)
+    return words("terminal.paid", budget=budget, rule=rule, unpaid=unpaid)
 
 
 def print_comparison(console: Console, found: Comparison) -> None:
     """Print what training again changed: doubts, a table of members, findings, notes."""
     for label, run in zip(found.labels, found.runs, strict=True):
-        _warn(console, [words("compare.doubt", run=label, doubt=str(doubt)) for doubt in run.facts.doubts])
+        warn(console, [words("compare.doubt", run=label, doubt=str(doubt)) for doubt in run.facts.doubts])
     rows = found.rows
     columns = {
         words("terminal.member"): [printable(one.client) for one in rows],
@@ -274,8 +273,7 @@ def print_comparison(console: Console, found: Comparison) -> None:
     _say(console, found.chance)
     for label, told in found.enough:
         _say(console, words("compare.enough", run=label, text=told))
-    for note in found.notes:
-        _say(console, words("terminal.note", text=note))
+    tell_notes(console, found.notes)
 
 
 def print_truth(console: Console, content: Mapping[str, Any], rounds: Sequence[Reports]) -> None:
@@ -289,37 +287,34 @@ def print_truth(console: Console, content: Mapping[str, Any], rounds: Sequence[R
             truth = part.get("truth", {}).get(name)
             if truth is None:
                 continue
-            each, found = dict(part["cumulative"]), []
+            scores, found = dict(part["cumulative"]), []
             if part is content and (settled := content.get("settlement")):
-                each = {**each, "PHI": settled["cumulative"]}  # what members are paid by
+                scores["PHI"] = settled["cumulative"]  # what members are paid by
             if name == "ROUND-SV":  # the same round's scores, as the paper publishes them
-                each = part["rounds"][-1]["scores"]
-            for score, values in each.items():
+                scores = part["rounds"][-1]["scores"]
+            for score, values in scores.items():
                 known = values is not None and None not in values and len(values) == len(truth)
                 spearman = agreement(values, truth).spearman if known else None
                 found.append(f"{score} {'-' if spearman is None else format(spearman, '.2f')}")
-            told = words(
-                "terminal.spearman", truth=words(f"truth.{name}"), utility=utility, found=tuple(found)
-            )
-            console.print(told)
+            kind = words(f"truth.{name}")
+            console.print(words("terminal.spearman", truth=kind, utility=utility, found=tuple(found)))
     if rounds:
         _print_paper(console, content, rounds)
 
 
 def _print_paper(console: Console, content: Mapping[str, Any], rounds: Sequence[Reports]) -> None:
     """Print the paper's table by each reading of its protocol whose truth is known."""
-    last, clients = rounds[-1], content["clients"]
-    utility = str(last.utility)
+    last, utility = rounds[-1], str(rounds[-1].utility)
     part = content if content["utility"] == utility else content["companions"][utility]
 
     def named(values: Sequence[float | None] | None) -> dict[str, float] | None:
-        found = {} if values is None else dict(zip(clients, values, strict=True))
-        known = {name: value for name, value in found.items() if value is not None}
+        pairs = zip(content["clients"], values or (), strict=values is not None)
+        known = {name: value for name, value in pairs if value is not None}
         return known if set(last.clients) <= set(known) else None
 
     truth = part.get("truth") or {}
-    each = {"COS": part["cumulative"].get("COS"), "COS-MODEL": truth.get("COS-MODEL")}
-    beside = {name: known for name, values in each.items() if (known := named(values)) is not None}
+    cosines = {"COS": part["cumulative"].get("COS"), "COS-MODEL": truth.get("COS-MODEL")}
+    beside = {name: known for name, values in cosines.items() if (known := named(values)) is not None}
     scripts, text = (named(truth.get(name)) for name in ("ROUND-SV", "MR-SV"))
     if scripts is None and text is None:
         return
@@ -328,10 +323,10 @@ def _print_paper(console: Console, content: Mapping[str, Any], rounds: Sequence[
         return
     if scripts is not None:
         _say(console, words("terminal.paper-scripts", utility=utility, round=last.round))
-        _print_table(console, _paper_columns(by_scripts(last, scripts, beside)))
+        _print_table(console, _paper_columns(paper_table(last, scripts, beside, by="scripts")))
     if text is not None:
         _say(console, words("terminal.paper-text", utility=utility, round=last.round))
-        _print_table(console, _paper_columns(by_text(last, text, beside)))
+        _print_table(console, _paper_columns(paper_table(last, text, beside, by="text")))
     _say(console, words("terminal.paper-notes", round=last.round))
 
 
@@ -351,7 +346,10 @@ def _paper_columns(rows: Sequence[PaperRow]) -> Columns:
 
 
 def print_plan(console: Console, plan: Plan) -> None:
-    """Print what a run will cost: one line per score, then the rest."""
+    """Print what the test set can tell apart, then what a run will cost."""
+    low, high = (100 * gap for gap in plan.resolution.gaps)
+    said = {"samples": plan.resolution.samples, "members": plan.members, "utility": plan.utility}
+    console.print(words("terminal.plan-gaps", **said, low=low, high=high, fair=50 / plan.members))
     console.print(
         words(
             "terminal.plan",
@@ -362,18 +360,11 @@ def print_plan(console: Console, plan: Plan) -> None:
     each = tuple(f"{printable(name)} {samples:,}" for name, samples in plan.samples)
     console.print(words("terminal.plan-samples", samples=each))
     if plan.costs:
-        console.print(_costs(plan))
+        _print_table(console, _costs(plan))
     memory, sent = plan.memory_bytes / 2**20, plan.bytes_up / 2**20
     console.print(words("terminal.plan-memory", memory=memory, sent=sent))
     if plan.pool:
         console.print(words("terminal.plan-evaluates", models=plan.flower_models))
-    samples, (low, high), (few, many) = plan.resolution.samples, plan.resolution.gaps, plan.resolution.needed
-    console.print(
-        words(
-            "terminal.plan-gaps",
-            samples=samples, members=plan.members, low=low, high=high, few=few, many=many,
-        )
-    )  # fmt: skip
     if (last := plan.settlement) is not None:
         received, disk = last.bytes_down / 2**20, last.disk_bytes / 2**20
         console.print(
@@ -385,17 +376,25 @@ def print_plan(console: Console, plan: Plan) -> None:
         )  # fmt: skip
 
 
-def _costs(plan: Plan) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column(words("terminal.plan-score"), justify="left", no_wrap=True)
-    for header in ("terminal.plan-models", "terminal.plan-trainings", "terminal.plan-time"):
-        table.add_column(words(header), justify="right", no_wrap=True)
-    for cost in plan.costs:
-        table.add_row(cost.name, f"{cost.models:,}", f"{cost.trainings:,}", _minutes(cost.minutes))
-    return table
+def _costs(plan: Plan) -> Columns:
+    return {
+        words("terminal.plan-score"): [cost.name for cost in plan.costs],
+        words("terminal.plan-models"): [f"{cost.models:,}" for cost in plan.costs],
+        words("terminal.plan-trainings"): [f"{cost.trainings:,}" for cost in plan.costs],
+        words("terminal.plan-time"): [_minutes(cost.minutes) for cost in plan.costs],
+    }
 
 
 def _minutes(value: float) -> str:
+    """Return a duration in the unit in which people would say it.
+
+    >>> [_minutes(value) for value in (0.5, 90, 150, 39142.9)]
+    ['30.0 s', '90.0 min', '2 hours', '27 days']
+    """
+    if value >= 2 * 24 * 60:
+        return words("terminal.days", days=value / (24 * 60))
+    if value >= 2 * 60:
+        return words("terminal.hours", hours=value / 60)
     if value >= 1:
         return words("terminal.minutes", minutes=value)
     return words("terminal.seconds", seconds=value * 60)
@@ -404,58 +403,48 @@ def _minutes(value: float) -> str:
 # ------------------------------------------------------------------------------------------------ progress
 
 
-class Step(Protocol):
-    """A message from the engine: see `fedmerit.simulation.run.Progress`."""
-
-    stage: Any
-    round: int
-    rounds: int
-    done: int
-    total: int
-    text: str
-
-
-Watch = Callable[[Any], None]
+Watch = Callable[["Step"], None]
 COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 STAGES = ("train", "sum", "evaluate", "coalitions", "retrain", "settle")
+LONG = ("coalitions", "retrain")
+"""Stages that may take minutes: without bars, a line tells their progress now and then."""
+LATELY = 10.0
+"""Seconds between two such lines."""
 COUNTED = ("measure", "page")
 """What `counting` counts the steps of."""
 
 
 @contextmanager
 def watching(console: Console) -> Iterator[Watch]:
-    """Yield a watch for the engine that shows progress on the console."""
-    if not console.is_terminal:
-        yield _then_settles(_lines(console), console)
+    """Yield a watch for the engine that shows its progress on the console, and once that it now settles."""
+    if quiet.get():
+        yield lambda _: None
         return
-    with Progress(*COLUMNS, console=console, transient=True) as bars:
-        yield _then_settles(_bars(bars), bars.console)
-
-
-def _then_settles(inner: Watch, console: Console) -> Watch:
-    """Return a watch that also says, once, when the settlement begins."""
-    told = False
+    settling = False
 
     def watch(step: Step) -> None:
-        nonlocal told
-        inner(step)
-        if step.stage == "settle" and not told:
-            told = True
+        nonlocal settling
+        if step.stage == "note":
+            console.print(words("terminal.note", text=step.text))
+            return
+        show(step)
+        if step.stage == "settle" and not settling:
+            settling = True
             console.print(words("terminal.settling"))
 
-    return watch
+    if not console.is_terminal:
+        show = _lines(console)
+        yield watch
+        return
+    with Progress(*COLUMNS, console=console, transient=True) as bars:
+        show = _bars(bars)
+        yield watch
 
 
 @contextmanager
 def counting(console: Console, what: str, steps: int) -> Iterator[Callable[[], None]]:
-    """Yield what says that one of so many steps is done; a terminal shows a bar, everything else nothing.
-
-    Args:
-        console: where the bar goes, and disappears.
-        what: code of the words before it, in ``stage``.
-        steps: how many there are.
-    """
-    if not console.is_terminal:
+    """Yield what says that one of so many steps is done; a terminal shows a bar for ``what``."""
+    if quiet.get() or not console.is_terminal:
         yield lambda: None
         return
     with Progress(
@@ -470,12 +459,10 @@ def _bars(bars: Progress) -> Watch:
     tasks = {stage: bars.add_task(words(f"stage.{stage}"), total=None, visible=False) for stage in STAGES}
 
     def watch(step: Step) -> None:
-        if step.stage == "note":
-            bars.console.print(words("terminal.note", text=step.text))
-        elif step.stage == "round":
+        if step.stage == "round":
             bars.update(rounds, completed=step.done, total=step.total)
-            told = words("terminal.progress", round=step.round, rounds=step.rounds, text=step.text)
-            bars.console.print(told)
+            line = words("terminal.progress", round=step.round, rounds=step.rounds, text=step.text)
+            bars.console.print(line)
             for task in tasks.values():
                 bars.reset(task, visible=False)
         else:
@@ -486,19 +473,22 @@ def _bars(bars: Progress) -> Watch:
 
 
 def _lines(console: Console) -> Watch:
-    started = time.monotonic()
-    first: list[int] = []
+    started, seen, told = time.monotonic(), 0, time.monotonic()
 
     def watch(step: Step) -> None:
-        if step.stage == "note":
-            console.print(words("terminal.note", text=step.text))
-        elif step.stage == "round":
-            first.append(step.round)
-            pace = (time.monotonic() - started) / len(first)
-            left = pace * (step.rounds - step.round)
-            told = words(
-                "terminal.progress-left", round=step.round, rounds=step.rounds, text=step.text, left=left
-            )
-            console.print(told)
+        nonlocal seen, told
+        now = time.monotonic()
+        if step.stage == "round":
+            seen += 1
+            left = _minutes((now - started) / seen * (step.rounds - step.round) / 60)
+            values = {"round": step.round, "rounds": step.rounds, "text": step.text, "left": left}
+            code = "terminal.progress-left" if step.round < step.rounds else "terminal.progress"
+            console.print(words(code, **values))
+        elif step.stage not in LONG or now - told < LATELY:
+            return
+        else:
+            stage = words(f"stage.{step.stage}")
+            console.print(words("terminal.progress-stage", stage=stage, done=step.done, total=step.total))
+        told = now
 
     return watch

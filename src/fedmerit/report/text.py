@@ -6,79 +6,47 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING
 
 from fedmerit.identity import SERVER
 from fedmerit.ledger.account import Account
 from fedmerit.ledger.decisions import Terms
-from fedmerit.notes import Note, called, formatted, moment, words
-from fedmerit.scoring.metrics import as_error
-from fedmerit.scoring.share_intervals import PaidApart
-
-if TYPE_CHECKING:
-    from fedmerit.report.facts import Facts
-    from fedmerit.report.findings import Standing
+from fedmerit.notes import Note, called, formatted, moment, signed, words
+from fedmerit.report.facts import Facts, Standing
+from fedmerit.scoring.rewards import PaidApart
+from fedmerit.scoring.sampling import SCALED, as_error, scale_of
 
 # ------------------------------------------------------------------------------------------------- numbers
 
 
-def digits_for(largest: float) -> int:
-    """Return the decimals for numbers up to this size: 4 as a rule, more for small, fewer for large ones.
-
-    >>> [digits_for(size) for size in (0.0, 2e-5, 0.03, 1.0, 20_000.0, 1e9)]
-    [4, 7, 4, 4, 2, 0]
-    """
-    if not largest:
-        return 4
-    power = math.floor(math.log10(largest))
-    return min(15, 2 - power) if power < -2 else 4 if power < 3 else max(0, 6 - power)
-
-
-def signed(value: float | None, digits: int = 4) -> str:
-    """Return a number with its sign, or a dash."""
-    return "-" if value is None else formatted(value, f"+.{digits}f")
-
-
 def unit_values(facts: Facts) -> dict[str, str] | None:
-    """Return the errors behind the first and the last utility in the unit of y; None if it has none.
-
-    These are ``name`` (RMSE or MAE), ``low``, ``high`` and ``scale``.
-    """
-    scale = float((facts.source.settings or {}).get("scoring", {}).get("scale", 0.0))
+    """Return first and last error in the unit of y: name (RMSE or MAE), low, high, scale; None without."""
     ends = facts.measured[0].empty, facts.measured[-1].grand
-    first, last = (as_error(facts.utility, value, scale) for value in ends)
+    first, last = (as_error(facts.utility, value) for value in ends)
     if first is None or last is None or not facts.one_slice:
         return None
     digits = max(0, 2 - math.floor(math.log10(max(first[1], last[1], 1e-12))))
     low, high = (formatted(value, f".{digits}f") for _, value in (first, last))
-    return {"name": first[0], "low": low, "high": high, "scale": formatted(scale, "g")}
-
-
-def bare_text(one: Standing) -> str:
-    """Return a member's total without its interval."""
-    return signed(one.total, one.digits)
+    scale = formatted(scale_of(facts.utility) or 0.0, "g")
+    return {"name": first[0], "low": low, "high": high, "scale": scale}
 
 
 def total_text(one: Standing) -> str:
     """Return a member's total, with the half width of its interval if it has one."""
+    total = signed(one.total, one.digits)
     if one.interval is None:
-        return bare_text(one)
-    return f"{bare_text(one)} ± {formatted((one.interval[1] - one.interval[0]) / 2, f'.{one.digits}f')}"
+        return total
+    return f"{total} ± {formatted((one.interval[1] - one.interval[0]) / 2, f'.{one.digits}f')}"
 
 
 def worth(facts: Facts, value: float | None, *, unit: bool = False, sign: str = "+") -> str:
-    """Return a contribution for people: in points of a measure from 0 to 1, as it is for other measures.
+    """Return a contribution for people: in points of a measure from 0 to 1, which ``unit`` names.
 
-    Args:
-        facts: of the run.
-        value: the contribution; a dash if it is None.
-        unit: whether to name the unit, as in a sentence.
-        sign: "+" also shows the sign of numbers above zero.
+    ``sign`` "+" also shows the sign of numbers above zero; an unknown value is a dash.
     """
     if value is None:
         return "-"
-    told = formatted(value * facts.unit, f"{sign}.{facts.unit_digits}f")
-    return words("number.points", value=told) if unit and facts.unit != 1 else told
+    number = formatted(value * facts.unit, f"{sign}.{facts.unit_digits}f")
+    return words("number.points", value=number) if unit and facts.unit != 1 else number
 
 
 def sure_worth(facts: Facts, one: Standing, *, unit: bool = False) -> str:
@@ -86,8 +54,8 @@ def sure_worth(facts: Facts, one: Standing, *, unit: bool = False) -> str:
     if one.interval is None:
         return worth(facts, one.total, unit=unit)
     half = formatted((one.interval[1] - one.interval[0]) / 2 * facts.unit, f".{facts.unit_digits}f")
-    told = f"{worth(facts, one.total)} ± {half}"
-    return words("number.points", value=told) if unit and facts.unit != 1 else told
+    number = f"{worth(facts, one.total)} ± {half}"
+    return words("number.points", value=number) if unit and facts.unit != 1 else number
 
 
 def level(facts: Facts, value: float) -> str:
@@ -97,16 +65,16 @@ def level(facts: Facts, value: float) -> str:
 
 def level_change(facts: Facts, value: float, *, sign: str = "+") -> str:
     """Return a change of the shared model's quality, with its unit."""
-    told = formatted(value * facts.unit, f"{sign}.{facts.level_digits}f")
-    return words("number.points", value=told) if facts.unit != 1 else told
+    number = formatted(value * facts.unit, f"{sign}.{facts.level_digits}f")
+    return words("number.points", value=number) if facts.unit != 1 else number
 
 
 def money_text(amount: Decimal, currency: str = "") -> str:
     """Return an amount of money, with its currency if that is known."""
-    told = formatted(amount, ",")
+    number = formatted(amount, ",")
     if not currency:
-        return told
-    return words("number.money" if currency.isalpha() else "number.sign", amount=told, currency=currency)
+        return number
+    return words("number.money" if currency.isalpha() else "number.sign", amount=number, currency=currency)
 
 
 def rank_text(one: Standing) -> str:
@@ -146,16 +114,10 @@ def sure_share_text(one: Standing) -> str:
     return f"{share_text(one.share)} ({span_text(one.share_interval, digits)})"
 
 
-def apart_text(apart: PaidApart, divided: Mapping[str, float], names: Mapping[str, str] | None = None) -> str:
-    """Return that indistinguishable members are paid visibly apart.
-
-    Args:
-        apart: who.
-        divided: the shares.
-        names: the names to show, if they are not those in ``apart``.
-    """
-    more, less = (one if names is None else names[one] for one in (apart.more, apart.less))
-    first, second = divided[apart.more], divided[apart.less]
+def apart_text(apart: PaidApart, divided: Mapping[str, float]) -> str:
+    """Return that indistinguishable members are paid visibly apart, with their shares."""
+    more, less = apart.more, apart.less
+    first, second = divided[more], divided[less]
     if apart.pairs > 1:
         return words("pay.apart-pairs", pairs=apart.pairs, more=more, less=less, first=first, second=second)
     return words("pay.apart", more=more, less=less, first=first, second=second)
@@ -217,6 +179,8 @@ def spoken(utility: str | None) -> str:
     """
     if utility is None:
         return words("measure.none")
+    name = utility.partition(":")[0]
+    utility = name if name in SCALED else utility.removeprefix("whole:")
     found = called("measure", utility)
     return utility.replace("-", " ") if found == utility else found
 
@@ -236,27 +200,18 @@ def printable(text: str) -> str:
 
 
 def made_worse(facts: Facts, most: int | None = None) -> str:
-    """Return who surely made the model worse, without a full stop; empty if that can be said of nobody.
-
-    Args:
-        facts: by alpha or phi.
-        most: the most names to list; None lists all.
-    """
-    harmful = facts.harmful[: most or len(facts.harmful)]
-    if not harmful:
-        return ""
-    otherwise = {name: facts.otherwise(name) for name in harmful}
-    agreed = tuple(name for name in harmful if not any(otherwise[name]))
+    """Return who surely made the model worse, at ``most`` so many names; empty if that is nobody."""
+    named, first = facts.harmful[:most], spoken(facts.utility)
+    otherwise = {name: facts.otherwise(name) for name in named}
+    agreed = tuple(name for name in named if not any(otherwise[name]))
     clauses = [words("said.worse", clients=agreed)] if agreed else []
-    for name in harmful:
-        by, turned, unconfirmed = spoken(facts.utility), *otherwise[name]
+    for name, (turned, unconfirmed) in otherwise.items():
         if turned:
-            clauses.append(words("said.worse-turned", client=name, first=by, measures=spoken_list(turned)))
+            clauses.append(words("said.worse-turned", client=name, first=first, measures=spoken_list(turned)))
         elif unconfirmed:
-            clauses.append(
-                words("said.worse-alone", client=name, first=by, measures=spoken_list(unconfirmed))
-            )
-    if left := len(facts.harmful) - len(harmful):
+            doubted_by = spoken_list(unconfirmed)
+            clauses.append(words("said.worse-alone", client=name, first=first, measures=doubted_by))
+    if left := len(facts.harmful) - len(named):
         clauses.append(words("said.worse-more", left=left))
     return words("list.clause").join(clauses)
 
@@ -290,52 +245,50 @@ def rounds_enough(facts: Facts) -> str:
 
 def lies(account: Account) -> list[str]:
     """Return who was named in the settlement, in which round and for what."""
-    said = []
-    for number, each in account.named.items():
-        for name, how in each.items():
-            where = words("settled.in-round", round=number) if number else words("settled.in-one")
-            did = words(f"lie.{how}")
+    sentences = []
+    for number, named in account.named.items():
+        for name, how in named.items():
+            lie = {"where": words("settled.in-round", round=number), "how": words(f"lie.{how}")}
             if name == SERVER:
-                said.append(words("settled.named-server", where=where, how=did))
+                sentences.append(words("settled.named-server", **lie))
             else:
-                said.append(words("settled.named", where=where, client=name, how=did))
-    return said
+                sentences.append(words("settled.named", client=name, **lie))
+    return sentences
 
 
 def settlement_sentences(facts: Facts) -> list[str]:
     """Return what the settlement came to: whether it adds up, who was named, who is missing, who signed."""
-    account = facts.source.accounts[-1]
-    holding, count = account.holding, len(account.lines)
-    said = [words("settled.holds" if holding == count else "settled.partly", holding=holding, count=count)]
-    said += lies(account)
+    account = facts.account
+    holding, count = account.holding, len(account.rounds)
+    adds_up = "settled.holds" if holding == count else "settled.partly"
+    sentences = [words(adds_up, holding=holding, count=count), *lies(account)]
     if account.unexplained:
-        said.append(words("settled.unnamed"))
+        sentences.append(words("settled.unnamed"))
     if account.missing:
         unclaimed = worth(facts, account.unclaimed, unit=True)
-        said.append(words("settled.missing", clients=account.missing, worth=unclaimed))
+        sentences.append(words("settled.missing", clients=account.missing, worth=unclaimed))
         if account.final:
-            said.append(words("settled.over", clients=account.missing))
+            sentences.append(words("settled.over", clients=account.missing))
         else:
-            said.append(words("settled.until", until=moment(account.closes)))
+            sentences.append(words("settled.until", until=moment(account.closes)))
     if account.unproved:
         masks = "settled.given-up" if account.final else "settled.silent"
-        said.append(words(masks, clients=account.unproved))
-    signed_by, needed = len(account.countersigned), account.threshold
-    code = "settled.signed" if signed_by >= needed else "settled.unsigned"
-    said.append(words(code, count=signed_by, needed=needed))
-    return said
+        sentences.append(words(masks, clients=account.unproved))
+    signers, needed = len(account.countersigned), account.threshold
+    code = "settled.signed" if signers >= needed else "settled.unsigned"
+    return [*sentences, words(code, count=signers, needed=needed)]
 
 
 def signed_by(facts: Facts) -> str:
     """Return who signed what the decision rests on; empty if that is unknown."""
     known = {line.code: line.values for line in facts.source.checks}
-    masked = (facts.source.settings or {}).get("secure_aggregation", {}).get("enabled", True)
+    masked = facts.source.config is None or facts.source.config.secure_aggregation.enabled
     if "unsigned" in known or not masked:
         return words("money.signed-not")
     if facts.source.rehearsal:
         return words("money.signed-rehearsal")
     if facts.settled:
-        account = facts.source.accounts[-1]
+        account = facts.account
         return words("money.countersigned", count=len(account.countersigned), n=len(facts.source.clients))
     if "heads" in known:
         return words("money.signed", count=known["heads"]["signed"], n=known["heads"]["members"])

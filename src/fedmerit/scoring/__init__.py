@@ -4,16 +4,12 @@ Its modules::
 
     types, validate   Reports, Table, Scores, and the checks of what goes into them
     scores            every formula that works under secure aggregation, and PHI along a public direction
-    accumulate        scores summed over rounds, while members come and go
-    ground_truth      values that need every coalition, which secure aggregation hides
-    agreement         how close two vectors are
-    uncertainty       intervals, significant differences between pairs, ranks
+    accumulate        scores summed over rounds, while members come and go, and how their order settled
+    ground_truth      values that need every coalition, and how close scores come to them
+    sampling          what test samples tell: standard errors, sketches of them, how many are needed
+    uncertainty       intervals, significant differences between pairs, ranks; what another training changes
     doubts            whether reports can be believed
-    rewards           scores -> shares -> cents
-    fence             the rule "fenced", and how far stated errors count
-    share_intervals   how sure shares and amounts are, and which ties are paid apart
-    amounts           numbers and amounts of money as people write them
-    spreadsheets      tables of text in every form that spreadsheet programs write
-    tidy              reports in such a table
-    files             reports in CSV and JSON
+    rewards           scores -> shares, the rule "fenced", and how sure shares and amounts are
+    panel             members who judge each other: who helped whom, and the rule "hands"
+    amounts           money as people write it, and a budget divided to the cent
 """

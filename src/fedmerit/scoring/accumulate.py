@@ -1,17 +1,16 @@
-"""Scores summed over rounds, while members come and go.
+"""Scores summed over rounds, while members come and go, and how the order of members settled.
 
-One round can show at best what its own exact Shapley value shows; the sum over rounds shows more. Most of
-the gain falls in the first rounds, so somebody must choose what an absent member gets for a missed round, and
-everybody should see that choice.
+Most of the gain falls in the first rounds, so somebody must choose what an absent member gets for a missed
+round.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import groupby, pairwise
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -19,13 +18,15 @@ import numpy.typing as npt
 
 from fedmerit.errors import InputError, ReportError, UndefinedScore
 from fedmerit.notes import Note
-from fedmerit.scoring.metrics import is_whole
+from fedmerit.scoring.ground_truth import agreement
+from fedmerit.scoring.sampling import is_whole
 from fedmerit.scoring.scores import score_of
-from fedmerit.scoring.types import Reports, Scores, Status, Vector
-from fedmerit.scoring.uncertainty import training_of
+from fedmerit.scoring.types import Reports, Scores, Status, Vector, order_signs
+from fedmerit.scoring.uncertainty import compare_pairs, training_of
 from fedmerit.scoring.validate import look_alike, two_spellings
 
 Missing = Literal["zero", "own-mean"]
+Rows = npt.NDArray[np.float64]
 
 SUMMABLE = ("ALPHA", "LOO", "IOI", "FP", "EE", "COS", "MERIT")
 _WORST: tuple[Status, ...] = ("ok", "fallback", "undefined", "reversed")
@@ -33,64 +34,32 @@ _ERRORS = {"ALPHA": "se_alpha", "LOO": "se_loo", "IOI": "se_ioi"}
 
 
 def accumulate(
-    rounds: Iterable[Reports] | Iterable[Scores],
-    *,
-    score: str = "ALPHA",
-    missing: Missing = "zero",
-    warmup: int = 0,
+    rounds: Iterable[Reports] | Iterable[Scores], *, score: str = "ALPHA", missing: Missing = "zero"
 ) -> Scores:
     r"""Return a score summed over rounds.
 
     .. math:: \mathrm{total}(i) = \sum_{t : i \text{ reported}} s_t(i), \qquad
         \text{own-mean: } \ \times R / R_i
 
-    with R counted rounds, R_i of them reported by client i. ``MERIT`` is the last SOLO plus the sum of IOI.
+    with R rounds, R_i of them reported by client i. ``MERIT`` is the last SOLO plus the sum of IOI. FP and EE
+    are summed as published, without standard errors; their ``status`` is the worst of a round.
 
-    FP and EE are summed as published, and ``raw`` is that sum. Its ``status`` is the worst of a round: ok,
-    fallback, undefined, reversed. It has no standard errors: each round divides by a sum that is itself
-    measured.
+    ALPHA, LOO and IOI have standard errors if every report carries one. Squares add up over rounds on
+    different test slices. Rounds on one slice share their samples, and rounds without a named slice may:
+    their standard errors add up, an upper bound that a note names. For ALPHA on one slice, the client's own
+    ``se_alpha_total`` takes their place if it covers exactly these rounds: it is in the client's last report,
+    the rounds run from 1 without a gap (or have no numbers; an aborted round makes no gap), and the client
+    was never silent before. If every report carries a ``sketch``, sums of ALPHA have one too.
 
-    ALPHA, LOO and IOI have standard errors if every counted report carries one. Rounds on different test
-    slices are independent, so their squares add up. Rounds without a named slice may share samples with any
-    other round, so their standard errors are added without squaring. Rounds on the same slice share their
-    samples: there the client's own ``se_alpha_total`` is used for ALPHA if it covers exactly these rounds.
-    Otherwise the standard errors of the rounds are added up, which is an upper bound; a note says so.
-
-    A total covers exactly these rounds if all of them are on one slice, if the client's last report carries
-    it, if the round numbers run from 1 without a gap (or no round has a number), and if the client was never
-    silent before. It also includes what the client measured in rounds that are missing here or in which its
-    report did not arrive. An aborted round makes no gap, because the utility stays the same over it. A client
-    in neither ``clients`` nor ``silent`` was not in that round's sum and measured nothing.
-
-    If every counted report carries a ``sketch``, the sums of ALPHA have one too, the sum of the sketches, and
-    so a ``covariance``: rounds on the same slice have the same signs, other slices have other samples.
-
-    Of several runs that are counted as one (``since``), each has standard errors of its own, and these are
-    added up: an upper bound, with a note. Slices with different ids prove independence within a run only:
-    the next run may measure the same test samples in another order. Over several runs, there is no MERIT.
-
-    The sums are those of one training, and ``training`` says how far contributions scatter over its rounds.
-
-    PHI does not follow from reports: ``rounds`` are then its :class:`~fedmerit.Scores`, one per round with a
-    sum. If all of them have blocks of the same sizes, the standard errors come from the sums of each block.
-    That is right if every round has the same test samples in the same blocks, and also if every round has
-    samples of its own. Otherwise the standard errors of the rounds are added up, with a note.
+    PHI does not follow from reports: ``rounds`` are then its :class:`~fedmerit.Scores`. If all of them have
+    blocks of the same sizes, the blocks are summed, which is right for the same test samples in the same
+    blocks, and for other samples in every round. Otherwise standard errors add up, with a note.
 
     Args:
-        rounds: reports in the order of the rounds; for PHI, scores.
+        rounds: reports in the order of the rounds, without those in which nobody reported; for PHI, scores.
         score: one of ALPHA, LOO, IOI, FP, EE, COS, MERIT, PHI.
         missing: what a round without a report counts: nothing (``"zero"``) or the client's own mean over
             the rounds it did report (``"own-mean"``).
-        warmup: rounds at the start that are not counted.
-
-    Returns:
-        Scores of every client that reported in a counted round; ``coverage`` is R_i / R. Notes name clients
-        that were summed but never reported, two names that may be one, and rounds that do not join up.
-
-    Raises:
-        ReportError: among others, if nobody reported in a counted round. The message names the round; leave
-            it out, as a ledger does, because it counts for nobody.
-        UndefinedScore: a round does not have this score; a silent client leaves FP and EE undefined.
 
     >>> first = Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1], clients=["A", "B", "C"])
     >>> second = Reports(empty=3, grand=5, alone=[4, 4], without=[4, 4], clients=["A", "B"])
@@ -102,59 +71,72 @@ def accumulate(
     if missing not in ("zero", "own-mean"):
         raise InputError(f"missing must be 'zero' or 'own-mean', got {missing!r}")
     if score == "PHI":
-        return _of_scores(rounds, score, missing, warmup)
-    if isinstance(rounds, Reports) or not isinstance(rounds, Iterable):
-        raise ReportError(f"accumulate takes a list of Reports, got {type(rounds).__name__}")
-    given: list[Reports] = list(rounds)  # type: ignore[arg-type]  # checked next
-    counted = _counted(given, warmup)
+        return _of_scores(rounds, score, missing)
+    reported = _checked(rounds)
     if score not in SUMMABLE:
         raise InputError(f"score must be one of {', '.join((*SUMMABLE, 'PHI'))}, got {score!r}")
 
-    clients = tuple(dict.fromkeys(name for reports in counted for name in reports.clients))
-    index = {name: i for i, name in enumerate(clients)}
-    per_round = "IOI" if score == "MERIT" else score
-    terms: list[list[float]] = [[] for _ in clients]
-    status: Status = "ok"
-    notes: list[str] = [*_apart(counted), *_alike(clients)]
-    if is_whole(counted[0].utility):
-        notes.append(Note("whole-sum", utility=counted[0].utility))
-    by_round: list[Mapping[str, float]] = []
-    for reports in counted:
-        scores = score_of(reports, per_round)
-        by_round.append(scores.as_dict())
-        notes += scores.notes
-        status = max(status, scores.status, key=_WORST.index)
-        for name, value in zip(reports.clients, scores.values.tolist(), strict=True):
-            terms[index[name]].append(value)
-
-    reported = np.array([len(own) for own in terms], dtype=np.float64)
-    factor = len(counted) / reported if missing == "own-mean" else np.ones(len(clients))
-    total = np.array([math.fsum(own) for own in terms]) * factor
-    stderr = _of_runs(counted, clients, score, whole=warmup == 0, notes=notes)
-    if score == "MERIT":
-        total = total + _last_solo(counted, clients)
-    for name, seen in zip(clients, reported, strict=True):
-        if seen < len(counted):
-            code = "partly-zero" if missing == "zero" else "partly-own-mean"
-            notes.append(Note(code, client=name, seen=int(seen), rounds=len(counted)))
-    for name in dict.fromkeys(name for reports in counted for name in reports.silent):
-        if name not in index:
-            notes.append(Note("never-reported", client=name))
-    sketched = _sketched(counted, index, factor, notes) if score == "ALPHA" else {}
-    return Scores(
+    by_round = [score_of(reports, "IOI" if score == "MERIT" else score) for reports in reported]
+    summed, factor = _sum(by_round, missing)
+    clients = summed.clients
+    notes: list[str] = [*_apart(reported), *_alike(clients)]
+    if is_whole(reported[0].utility):
+        notes.append(Note("whole-sum", utility=reported[0].utility))
+    notes += [note for scores in by_round for note in scores.notes]
+    stderr = _standard_errors(reported, clients, score, notes)
+    total = summed.raw + _last_solo(reported, clients) if score == "MERIT" else summed.raw
+    notes += _missed(summed, "partly-zero" if missing == "zero" else "partly-own-mean")
+    silent = dict.fromkeys(name for reports in reported for name in reports.silent)
+    notes += [Note("never-reported", client=name) for name in silent if name not in clients]
+    return replace(
+        summed,
         score=score,
-        clients=clients,
         values=total,
         raw=total,
-        gain=math.fsum(reports.gain for reports in counted),
-        status=status,
+        status=max((scores.status for scores in by_round), key=_WORST.index),
         stderr=None if stderr is None else stderr * factor,
-        rounds=len(counted),
-        coverage=reported / len(counted),
+        **(_sketched(reported, clients, factor, notes) if score == "ALPHA" else {}),
         notes=tuple(notes),
-        training=training_of(by_round),
-        **sketched,
     )
+
+
+def _sum(rounds: Sequence[Scores], missing: Missing) -> tuple[Scores, Vector]:
+    """Return the sum of scores without errors or notes, and by what each client's own sum was multiplied."""
+    terms: dict[str, list[float]] = defaultdict(list)
+    by_round = [scores.as_dict() for scores in rounds]
+    for values in by_round:
+        for name, value in values.items():
+            terms[name].append(value)
+    seen = np.array([len(own) for own in terms.values()], dtype=np.float64)
+    factor = len(rounds) / seen if missing == "own-mean" else np.ones(len(terms))
+    total = np.array([math.fsum(own) for own in terms.values()]) * factor
+    summed = Scores(
+        score=rounds[0].score, clients=tuple(terms), values=total, raw=total, rounds=len(rounds),
+        gain=math.fsum(scores.gain for scores in rounds), coverage=seen / len(rounds),
+        training=training_of(by_round),
+    )  # fmt: skip
+    return summed, factor
+
+
+def _missed(summed: Scores, code: str) -> list[Note]:
+    assert summed.coverage is not None
+    seen = np.rint(summed.coverage * summed.rounds).astype(int).tolist()
+    return [
+        Note(code, client=name, seen=times, rounds=summed.rounds)
+        for name, times in zip(summed.clients, seen, strict=True)
+        if times < summed.rounds
+    ]
+
+
+def totals_of(rounds: Sequence[Reports], *, missing: Missing = "zero") -> dict[str, Scores]:
+    """Return the sums over these rounds of every score that can be summed, by name."""
+    totals = {}
+    for name in SUMMABLE if rounds else ():
+        try:
+            totals[name] = accumulate(rounds, score=name, missing=missing)
+        except UndefinedScore:  # no cosines or solo utilities were given
+            continue
+    return totals
 
 
 def running_sums(
@@ -162,135 +144,104 @@ def running_sums(
 ) -> list[dict[str, float]]:
     """Return the sums after so many rounds, by client: the values of `accumulate`, for all places at once.
 
-    Args:
-        rounds: reports, of which ALPHA is summed, or the scores of single rounds.
-        places: numbers of rounds, in ascending order.
-        missing: as in `accumulate`.
+    Of reports, ALPHA is summed.
     """
     terms: dict[str, list[float]] = defaultdict(list)
-    found = []
-    scored = (score_of(one, "ALPHA") if isinstance(one, Reports) else one for one in rounds)
-    for count, scores in enumerate(scored, start=1):
+    sums = []
+    for count, scores in enumerate(_scored(rounds, "ALPHA"), start=1):
         for name, value in scores.as_dict().items():
             terms[name].append(value)
         if count in places:
             times = {name: count / len(own) if missing == "own-mean" else 1.0 for name, own in terms.items()}
-            found.append({name: math.fsum(own) * times[name] for name, own in terms.items()})
-    return found
+            sums.append({name: math.fsum(own) * times[name] for name, own in terms.items()})
+    return sums
+
+
+def _scored(rounds: Sequence[Reports | Scores], score: str) -> Iterator[Scores]:
+    return (score_of(item, score) if isinstance(item, Reports) else item for item in rounds)
 
 
 def _sketched(
-    rounds: Sequence[Reports], index: Mapping[str, int], factor: Vector, notes: list[str]
+    rounds: Sequence[Reports], clients: Sequence[str], factor: Vector, notes: list[str]
 ) -> dict[str, Any]:
-    """Return the sum of the sketches and its freedom, the least of a round; nothing unless all rounds fit.
-
-    Sketches of several runs do not add up: the next run may measure the same samples with other signs.
-    """
-    there = [reports for reports in rounds if reports.sketch is not None]
-    widths = {reports.sketch.shape[1] for reports in there if reports.sketch is not None}
-    if not there or len({reports.since for reports in rounds}) > 1:
+    """Return the sum of the sketches and its freedom, the least of a round; nothing unless all rounds fit."""
+    sketches = [(reports.clients, reports.sketch.T) for reports in rounds if reports.sketch is not None]
+    if not sketches:
         return {}
-    if len(there) < len(rounds) or len(widths) > 1:
-        notes.append(Note("bound-pairs", rounds=len(rounds) - len(there)))
+    if len(sketches) < len(rounds) or len({len(sketch) for _, sketch in sketches}) > 1:
+        notes.append(Note("bound-pairs", rounds=len(rounds) - len(sketches)))
         return {}
-    total = np.zeros((widths.pop(), len(index)))
-    for reports in there:
-        assert reports.sketch is not None
-        total[:, [index[name] for name in reports.clients]] += reports.sketch.T
-    return {"sketch": total * factor, "freedom": min(reports.freedom or 1 for reports in there)}
+    freedom = min(reports.freedom or 1 for reports in rounds)
+    return {"sketch": _sum_of_columns(sketches, clients) * factor, "freedom": freedom}
 
 
-def _of_scores(rounds: Any, score: str, missing: Missing, warmup: int) -> Scores:
-    """Return the sum of a score that was computed round by round."""
-    given = list(rounds) if isinstance(rounds, Iterable) else [rounds]
-    for one in given:
-        if not isinstance(one, Scores) or one.score != score:
-            got = one.score if isinstance(one, Scores) else type(one).__name__
+def _sum_of_columns(parts: Sequence[tuple[Sequence[str], Rows]], clients: Sequence[str]) -> Rows:
+    """Return the sum of matrices that have one column per client, of those named beside them."""
+    place = {name: i for i, name in enumerate(clients)}
+    total = np.zeros((len(parts[0][1]), len(clients)))
+    for names, matrix in parts:
+        total[:, [place[name] for name in names]] += matrix
+    return total
+
+
+def _of_scores(rounds: Any, score: str, missing: Missing) -> Scores:
+    by_round = list(rounds) if isinstance(rounds, Iterable) else [rounds]
+    for scores in by_round:
+        if not isinstance(scores, Scores) or scores.score != score:
+            got = scores.score if isinstance(scores, Scores) else type(scores).__name__
             raise ReportError(f"accumulate takes a list of Scores for {score}, got {got}")
-    _check_warmup(warmup, len(given))
-    counted: list[Scores] = given[warmup:]
-    clients = tuple(dict.fromkeys(name for one in counted for name in one.clients))
-    index = {name: i for i, name in enumerate(clients)}
-    terms: list[list[float]] = [[] for _ in clients]
-    notes: list[str] = [*(note for one in counted for note in one.notes), *_alike(clients)]
-    for one in counted:
-        for name, value in one.as_dict().items():
-            terms[index[name]].append(value)
-    seen = np.array([len(own) for own in terms], dtype=np.float64)
-    factor = len(counted) / seen if missing == "own-mean" else np.ones(len(clients))
-    for name, times in zip(clients, seen.tolist(), strict=True):
-        if times < len(counted):
-            code = "summed-zero" if missing == "zero" else "summed-own-mean"
-            notes.append(Note(code, client=name, seen=int(times), rounds=len(counted)))
-    total = np.array([math.fsum(own) for own in terms]) * factor
-    blocks, sizes = _blocks(counted, index, factor)
-    summed = Scores(
-        score=score, clients=clients, values=total, raw=total, gain=math.fsum(one.gain for one in counted),
-        rounds=len(counted), coverage=seen / len(counted), blocks=blocks, sizes=sizes,
-        training=training_of([one.as_dict() for one in counted]),
-    )  # fmt: skip
+    if not by_round:
+        raise ReportError("nothing to accumulate: 0 rounds")
+    summed, factor = _sum(by_round, missing)
+    notes: list[str] = [note for scores in by_round for note in scores.notes]
+    code = "summed-zero" if missing == "zero" else "summed-own-mean"
+    notes += [*_alike(summed.clients), *_missed(summed, code)]
+    blocks = [(scores.clients, scores.blocks) for scores in by_round if scores.blocks is not None]
+    sizes = [scores.sizes for scores in by_round if scores.sizes is not None]
+    if len(blocks) == len(by_round) and len({size.tobytes() for size in sizes}) == 1:
+        total = _sum_of_columns(blocks, summed.clients) * factor
+        summed = replace(summed, blocks=total, sizes=sizes[0])
     stderr: Vector | None = None
     if (covariance := summed.covariance) is not None:
         stderr = np.sqrt(np.diag(covariance))
-    elif all(one.stderr is not None for one in counted):
-        stderr = np.zeros(len(clients))
-        for one in counted:
-            assert one.stderr is not None
-            stderr[[index[name] for name in one.clients]] += one.stderr
-        stderr *= factor
+    elif all(scores.stderr is not None for scores in by_round):
+        errors = [(scores.clients, scores.stderr[None]) for scores in by_round if scores.stderr is not None]
+        stderr = _sum_of_columns(errors, summed.clients)[0] * factor
         notes.append(Note("bound-blocks"))
     return replace(summed, stderr=stderr, notes=tuple(notes))
 
 
-def _blocks(
-    rounds: Sequence[Scores], index: Mapping[str, int], factor: Vector
-) -> tuple[npt.NDArray[np.float64] | None, Vector | None]:
-    """Return the sums in each block and the blocks' sizes; None, None unless all rounds have these sizes."""
-    sizes = rounds[0].sizes
-    total = np.zeros((0 if sizes is None else len(sizes), len(index)))
-    for one in rounds:
-        if one.blocks is None or one.sizes is None or sizes is None or not np.array_equal(one.sizes, sizes):
-            return None, None
-        total[:, [index[name] for name in one.clients]] += one.blocks
-    return total * factor, sizes
-
-
 def _alike(clients: Sequence[str]) -> Iterator[Note]:
-    """Yield a note on the first two names that may be one."""
     if alike := two_spellings(clients):
-        one, other = alike
-        code = "composed-alike" if look_alike(one, other) else "spelled-alike"
-        yield Note(code, client=one, other=other)
+        code = "composed-alike" if look_alike(*alike) else "spelled-alike"
+        yield Note(code, client=alike[0], other=alike[1])
 
 
-def _check_warmup(warmup: int, rounds: int) -> None:
-    if isinstance(warmup, bool) or not isinstance(warmup, int | np.integer) or warmup < 0:
-        raise InputError(f"warmup must be 0 or more rounds, a whole number, got {warmup!r:.100}")
-    if rounds <= warmup:
-        raise ReportError(f"nothing to accumulate: {rounds} rounds, and the first {warmup} are warm-up")
-
-
-def _counted(rounds: Sequence[Reports], warmup: int) -> Sequence[Reports]:
-    for reports in rounds:
+def _checked(rounds: Any) -> list[Reports]:
+    """Return rounds as a list, or raise ReportError unless they can be added."""
+    if isinstance(rounds, Reports) or not isinstance(rounds, Iterable):
+        raise ReportError(f"accumulate takes a list of Reports, got {type(rounds).__name__}")
+    reported = list(rounds)
+    for reports in reported:
         if not isinstance(reports, Reports):
             raise ReportError(f"accumulate takes a list of Reports, got {type(reports).__name__}")
-    _check_warmup(warmup, len(rounds))
-    utilities = {reports.utility for reports in rounds}
+    if not reported:
+        raise ReportError("nothing to accumulate: 0 rounds")
+    utilities = {reports.utility for reports in reported}
     if len(utilities) > 1:
         names = ", ".join(sorted(str(name) for name in utilities))
         raise ReportError(f"rounds of different utilities cannot be added: {names}")
-    numbers = [reports.round for reports in rounds if reports.round is not None]
+    numbers = [reports.round for reports in reported if reports.round is not None]
     for earlier, later in pairwise(numbers):
         if later <= earlier:
             raise ReportError(f"rounds must come in order, each once: {later} follows {earlier}")
-    for place, reports in enumerate(rounds[warmup:], start=warmup + 1):
+    for place, reports in enumerate(reported, start=1):
         if not reports.n:
-            raise ReportError(
-                f"expected at least 1 report, but all {len(reports.silent)} clients are silent; leave the "
-                "round out, it counts for nobody",
-                round=number_of(reports, place),
+            silent = (
+                f"all {len(reports.silent)} clients are silent; leave the round out, it counts for nobody"
             )
-    return rounds[warmup:]
+            raise ReportError(f"expected at least 1 report, but {silent}", round=number_of(reports, place))
+    return reported
 
 
 class ScoredRound(Protocol):
@@ -322,60 +273,46 @@ def number_of(reports: ScoredRound, place: int) -> int:
 def join_up(earlier: ScoredRound, later: ScoredRound, place: int) -> bool:
     """Return whether nothing changed between two rounds; ``place`` is the position of the earlier one.
 
-    On the same test samples, the later round must begin with the utility that the earlier one ended with.
-    Otherwise, their numbers must be consecutive.
+    On the same test samples they must join, and otherwise their numbers must be consecutive.
     """
     if _on_one_slice(earlier, later):
-        largest = max(abs(later.empty), abs(earlier.grand))
-        return abs(later.empty - earlier.grand) <= 1e-6 * largest
+        return joins(earlier.grand, later.empty)
     return number_of(later, place + 1) <= number_of(earlier, place) + 1
 
 
 def _apart(rounds: Sequence[Reports]) -> Iterator[Note]:
-    """Yield notes on rounds that do not join up: what changed between them is in nobody's score."""
-    gone, jumps = [], []
+    """Yield notes on rounds that do not join up: what changed between them is in nobody's score.
+
+    If no round names its slice, they are on the same test samples if at least half of them begin where the
+    one before ended.
+    """
+    gaps: list[Note] = []
+    jumps, unnamed_jumps, joined = [], [], 0
+    unnamed = all(reports.slice is None and reports.round is not None for reports in rounds)
     for place, (earlier, later) in enumerate(pairwise(rounds), start=1):
-        if join_up(earlier, later, place):
-            continue
-        one, next_ = number_of(earlier, place), number_of(later, place + 1)
-        if _on_one_slice(earlier, later):
-            ends, begins = earlier.grand, later.empty
-            jumps.append(Note("jump-between", earlier=one, later=next_, ends=ends, begins=begins))
-        if next_ > one + 1:
-            gone.append(Note("gap-between", earlier=one, later=next_))
-    if gone:
-        yield Note("gap", gaps=gone)
+        before, after = number_of(earlier, place), number_of(later, place + 1)
+        jump = Note("jump-between", earlier=before, later=after, ends=earlier.grand, begins=later.empty)
+        if not join_up(earlier, later, place):
+            jumps += [jump] if _on_one_slice(earlier, later) else []
+            gaps += [Note("gap-between", earlier=before, later=after)] if after > before + 1 else []
+        elif unnamed and not joins(earlier.grand, later.empty):
+            unnamed_jumps.append(jump)
+        joined += joins(earlier.grand, later.empty)
+    if gaps:
+        yield Note("gap", gaps=gaps)
     if jumps:
         yield Note("jump", jumps=jumps)
-    if unnamed := _jumps_unnamed(rounds):
-        yield Note("jump-unnamed", jumps=unnamed)
+    if unnamed_jumps and joined >= max(2, len(unnamed_jumps)):
+        yield Note("jump-unnamed", jumps=unnamed_jumps)
 
 
-def _jumps_unnamed(rounds: Sequence[Reports]) -> list[Note]:
-    """Return notes on rounds that do not begin where the one before ended, if none names its slice.
-
-    They are on the same test samples if at least half of them begin where the one before ended.
-    """
-    if any(one.slice is not None or one.round is None for one in rounds):
-        return []
-    found, joined = [], 0
-    for place, (earlier, later) in enumerate(pairwise(rounds), start=1):
-        ends, begins = earlier.grand, later.empty
-        if abs(begins - ends) <= 1e-6 * max(abs(begins), abs(ends)):
-            joined += 1
-        elif join_up(earlier, later, place):
-            one, next_ = number_of(earlier, place), number_of(later, place + 1)
-            found.append(Note("jump-between", earlier=one, later=next_, ends=ends, begins=begins))
-    return found if joined >= max(2, len(found)) else []
+def joins(ends: float, begins: float) -> bool:
+    """Return whether a round begins with the utility that the one before ended with."""
+    return abs(begins - ends) <= 1e-6 * max(abs(begins), abs(ends))
 
 
 def _last_solo(rounds: Sequence[Reports], clients: Sequence[str]) -> Vector:
     last: dict[str, float] = {}
-    if len(runs := {reports.since for reports in rounds}) > 1:
-        raise UndefinedScore(
-            f"MERIT needs SOLO from one first model, but these rounds are from {len(runs)} runs, each with "
-            "its own"
-        )
     for reports in rounds:
         if reports.solo is not None:
             last.update(score_of(reports, "SOLO").as_dict())
@@ -385,34 +322,19 @@ def _last_solo(rounds: Sequence[Reports], clients: Sequence[str]) -> Vector:
     return np.array([last[name] for name in clients])
 
 
-def _of_runs(
-    rounds: Sequence[Reports], clients: Sequence[str], score: str, *, whole: bool, notes: list[str]
-) -> Vector | None:
-    """Return the standard errors of all runs, added up; None if a report carries none."""
-    runs = [list(own) for _, own in groupby(rounds, key=lambda one: one.since)]
-    found, said = np.zeros(len(clients)), list[str]()
-    for own in runs:
-        begins = own[0].round in (None, 1) if own[0].since is None else own[0].round == own[0].since
-        errors = _standard_errors(own, clients, score, whole=whole and begins, notes=said)
-        if errors is None:
-            return None
-        found += errors
-    notes += dict.fromkeys([*said, *([Note("bound-runs")] if len(runs) > 1 else [])])
-    return found
-
-
 def _standard_errors(
-    rounds: Sequence[Reports], clients: Sequence[str], score: str, *, whole: bool, notes: list[str]
+    rounds: Sequence[Reports], clients: Sequence[str], score: str, notes: list[str]
 ) -> Vector | None:
     """Return the standard errors of the sum over rounds, or None if a report carries none."""
     field = _ERRORS.get(score)
     if field is None or any(getattr(reports, field) is None for reports in rounds):
         return None
-    # per client and slice: the standard errors of its rounds, and the last running total it reported
+    # per client and slice: the standard errors of its rounds, and the last running total that it reported
     parts: list[dict[str | None, list[float]]] = [defaultdict(list) for _ in clients]
     totals: list[dict[str | None, float]] = [{} for _ in clients]
     index = {name: i for i, name in enumerate(clients)}
-    doubted = set() if whole else set(clients)  # clients whose running totals may cover other rounds
+    # clients whose running totals may cover other rounds
+    doubted = set() if rounds[0].round in (None, 1) else set(clients)
     for place, reports in enumerate(rounds):
         if place and not _follows(rounds[place - 1], reports):
             doubted.update(clients)
@@ -424,7 +346,7 @@ def _standard_errors(
             if score == "ALPHA" and name not in doubted and reports.se_alpha_total is not None:
                 totals[mine][here] = float(reports.se_alpha_total[k])
     bounded = False
-    found = []
+    summed = []
     for own, running in zip(parts, totals, strict=True):
         unknown, square = 0.0, 0.0
         for slice_id, errors in own.items():
@@ -436,18 +358,18 @@ def _standard_errors(
             else:
                 square += error * error
         bounded |= None in own and len(own) > 1
-        found.append(unknown + math.sqrt(square))
+        summed.append(unknown + math.sqrt(square))
     if bounded:
         unsaid = any(reports.slice is None for reports in rounds)
         notes.append(Note("bound-unnamed" if unsaid else "bound-shared"))
-    return np.array(found)
+    return np.array(summed)
 
 
 def _follows(earlier: Reports, later: Reports) -> bool:
     """Return whether nothing can have been measured between two rounds.
 
-    Either their numbers are consecutive, or the rounds between them were aborted: the later round begins
-    with the utility that the earlier one ended with, on the same samples and to the last bit.
+    Their numbers are consecutive, or the rounds between them were aborted: the later round begins with the
+    utility that the earlier one ended with, on the same samples and to the last bit.
     """
     if earlier.round is None or later.round is None:
         return earlier.round is later.round
@@ -457,3 +379,86 @@ def _follows(earlier: Reports, later: Reports) -> bool:
 
 def _on_one_slice(earlier: ScoredRound, later: ScoredRound) -> bool:
     return earlier.slice is not None and earlier.slice == later.slice
+
+
+# -------------------------------------------------------------------------------------------- how it settled
+
+FEWEST_ROUNDS = 4  # with fewer, nobody can see an order settle
+LAST_PART = 0.25  # the order is settled if it did not change in this part of the rounds, the last ones
+MOST_CLIENTS = 200  # with more, pairs are not compared round by round: that takes N^2 time each
+
+
+@dataclass(frozen=True, eq=False)
+class Convergence:
+    """How the order of clients settled, round by round."""
+
+    numbers: tuple[int, ...]  # of the rounds
+    spearman: tuple[float | None, ...]  # agreement of the sums of rounds 1 to r with those of all
+    ordered: tuple[int, ...]  # how many pairs have their final order after round r
+    pairs: int  # how many pairs have an order in the end, which a tie has not
+    since: int  # the round from which the whole order is the final one
+    sure_since: int | None  # the same for the pairs that are told apart in the end; None if there are none
+
+    def settled(self, since: int) -> bool:
+        """Return whether something that holds since this round has held over the last part of the rounds."""
+        last = math.ceil(LAST_PART * len(self.numbers))
+        return self.numbers.index(since) < len(self.numbers) - last
+
+
+def convergence(
+    by_round: npt.ArrayLike, numbers: Sequence[int], *,
+    missing: Missing = "zero", better: npt.ArrayLike | None = None,
+) -> Convergence | None:  # fmt: skip
+    r"""Return how the order of clients settled; None with few rounds, or one or very many clients.
+
+    .. math:: X_r(i) = \sum_{t \le r : i \text{ in } t} s_t(i), \qquad \text{own-mean: } \ \times r / r_i
+
+    is the sum that ranks clients after round r: 0 for a client that is in none of these rounds.
+
+    Args:
+        by_round: the score of each client in each round, shape (R, N); NaN where a client has none.
+        numbers: of the rounds.
+        missing: what a round without a score counts, as in :func:`fedmerit.accumulate`.
+        better: shape (N, N); entry [i, j] says that i is told apart as better than j in the end.
+    """
+    scores = np.asarray(by_round, dtype=np.float64)
+    rounds, n = scores.shape
+    if rounds < FEWEST_ROUNDS or not 2 <= n <= MOST_CLIENTS:
+        return None
+    sums = np.cumsum(np.nan_to_num(scores, nan=0.0), axis=0)
+    if missing == "own-mean":
+        seen = np.cumsum(~np.isnan(scores), axis=0)
+        sums *= np.arange(1, rounds + 1)[:, None] / np.maximum(seen, 1)
+    signs = np.stack([order_signs(row) for row in sums])
+    final = signs[-1]
+    sure = np.zeros((n, n), dtype=bool) if better is None else np.asarray(better, dtype=bool)
+    return Convergence(
+        numbers=tuple(numbers),
+        spearman=tuple(agreement(row, sums[-1], resamples=0).spearman for row in sums),
+        ordered=tuple(np.count_nonzero((signs == final) & (final > 0), axis=(1, 2)).tolist()),
+        pairs=int(np.count_nonzero(final > 0)),
+        since=_since(np.all(signs == final, axis=(1, 2)).tolist(), numbers),
+        sure_since=_since(np.all(signs[:, sure] > 0, axis=1).tolist(), numbers) if sure.any() else None,
+    )
+
+
+def convergence_of(
+    total: Scores, rounds: Sequence[Reports | Scores], numbers: Sequence[int], *, missing: Missing = "zero"
+) -> Convergence | None:
+    """Return how the order of clients by a summed score, not MERIT, settled; None where `convergence` is.
+
+    ``rounds`` are the reports that ``total`` was computed from, or the scores of single rounds.
+    """
+    if len(rounds) < FEWEST_ROUNDS or not 2 <= total.n <= MOST_CLIENTS:
+        return None
+    place = {name: i for i, name in enumerate(total.clients)}
+    by_round = np.full((len(rounds), total.n), math.nan)
+    for row, scores in zip(by_round, _scored(rounds, total.score), strict=True):
+        row[[place[name] for name in scores.clients]] = scores.values
+    better = None if total.stderr is None else compare_pairs(total).better
+    return convergence(by_round, numbers, missing=missing, better=better)
+
+
+def _since(held: Sequence[bool], numbers: Sequence[int]) -> int:
+    broken = [place for place, holds in enumerate(held[:-1]) if not holds]
+    return int(numbers[broken[-1] + 1 if broken else 0])

@@ -1,8 +1,8 @@
-"""The ground truth: values that need the utility of all 2^N coalitions.
+"""The ground truth, which needs the utility of all 2^N coalitions, and how close scores come to it.
 
-Secure aggregation never yields such a ``Table``, so these functions refuse ``Reports``. Their values are the
-standard for the scores in ``scores.py``. Each is a semivalue: a weighted sum of what client i adds to the
-coalitions S without i, where the weight depends only on the size of S:
+Secure aggregation never yields such a ``Table``, so the values refuse ``Reports``. Each is a semivalue: a
+weighted sum of what client i adds to the coalitions S without i, where the weight depends only on the size
+of S:
 
 .. math:: \\phi_i = \\sum_{S \\not\\ni i} w_{|S|} \\, [v(S \\cup \\{i\\}) - v(S)]
 """
@@ -10,17 +10,21 @@ coalitions S without i, where the weight depends only on the size of S:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from itertools import permutations
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import InputError, NeedsTable, ReportError
 from fedmerit.notes import Note
-from fedmerit.scoring.types import Reports, Scores, Table, Vector
-from fedmerit.scoring.uncertainty import Matrix, student_quantile
+from fedmerit.scoring.sampling import student_quantile
+from fedmerit.scoring.scores import Empty, ee, fp, loo
+from fedmerit.scoring.types import Reports, Scores, Status, Table, Vector, in_order, settle
+from fedmerit.scoring.uncertainty import Matrix
 from fedmerit.scoring.validate import A_NUMBER, LARGEST, floats, labels_of, level_of, names_of, number, whole
 
 # ------------------------------------------------------------------------------------------ all coalitions
@@ -32,11 +36,8 @@ def shapley(table: Table) -> Scores:
     .. math:: SV(i) = \frac1N \sum_{S \subseteq [N] \setminus \{i\}}
               \binom{N-1}{|S|}^{-1} [v(S \cup \{i\}) - v(S)]
 
-    The paper prints eq. 1 without the inverse of the binomial, and then the values do not add up to the gain.
-    This function uses the inverse, so they sum to v(everyone) - v(nobody).
-
-    Args:
-        table: the 2^N utilities.
+    The paper prints eq. 1 without the inverse of the binomial; with it, the values sum to the gain,
+    v(everyone) - v(nobody).
 
     >>> shapley(Table([0, 1, 2, 5], ["A", "B"])).as_dict()      # A: (1 + 5 - 2) / 2
     {'A': 2.0, 'B': 3.0}
@@ -52,9 +53,6 @@ def banzhaf(table: Table) -> Scores:
 
     In general, the values do not sum to the gain.
 
-    Args:
-        table: the 2^N utilities.
-
     >>> banzhaf(Table([0, 0, 0, 0, 0, 0, 0, 1])).values         # all three are needed
     array([0.25, 0.25, 0.25])
     """
@@ -67,12 +65,8 @@ def semivalue(table: Table, weights: Sequence[float] | Vector) -> Scores:
 
     .. math:: \phi_i = \sum_{S \subseteq [N] \setminus \{i\}} w_{|S|} \, [v(S \cup \{i\}) - v(S)]
 
-    where :math:`\sum_k \binom{N-1}{k} w_k = 1` for a proper semivalue; other non-negative weights are used
-    as given, with a note. Weight 1 on size N-1 is LOO, on size 0 IOI, and 1/2 on both is alpha (eq. 3).
-
-    Args:
-        table: the 2^N utilities.
-        weights: shape (N,), non-negative, for the sizes 0, 1, ..., N-1.
+    where :math:`\sum_k \binom{N-1}{k} w_k = 1`, or else a note says so. Weight 1 on size N-1 is LOO, on size
+    0 IOI, and 1/2 on both is alpha (eq. 3).
 
     >>> semivalue(Table([0, 1, 2, 5], ["A", "B"]), [0, 1]).as_dict()      # LOO
     {'A': 3.0, 'B': 4.0}
@@ -81,50 +75,15 @@ def semivalue(table: Table, weights: Sequence[float] | Vector) -> Scores:
     if (labels := labels_of(weights)) is not None:
         got = f"got {labels[0]!r:.50} first"
         raise InputError(f"semivalue: labels of weights must be the sizes 0, 1, 2, ..., {got}")
-    given = floats(weights, "semivalue: weights")
-    if given.shape != (n,):
-        raise InputError(f"semivalue: expected {n} weights, one per size 0..{n - 1}, got shape {given.shape}")
-    wrong = np.flatnonzero(~((given >= 0) & (given <= LARGEST)))
-    if wrong.size:
-        size = int(wrong[0])
-        raise InputError(f"semivalue: weights[{size}] must be from 0 to {LARGEST:g}, got {given[size]}")
-    total = math.fsum(math.comb(n - 1, size) * float(given[size]) for size in range(n))
+    by_size = floats(weights, "semivalue: weights")
+    if by_size.shape != (n,):
+        expected = f"expected {n} weights, one per size 0..{n - 1}"
+        raise InputError(f"semivalue: {expected}, got shape {by_size.shape}")
+    for size in np.flatnonzero(~((by_size >= 0) & (by_size <= LARGEST))):
+        raise InputError(f"semivalue: weights[{size}] must be from 0 to {LARGEST:g}, got {by_size[size]}")
+    total = math.fsum(math.comb(n - 1, size) * float(by_size[size]) for size in range(n))
     note = Note("multiple", total=total)
-    return _scores("SEMIVALUE", table, given, notes=() if abs(total - 1) <= 1e-9 else (note,))
-
-
-def beta_shapley(table: Table, alpha: float, beta: float) -> Scores:
-    r"""Return the Beta Shapley value of Kwon & Zou (2022), with weights from a Beta distribution.
-
-    .. math:: w_k = \frac{B(\beta + k,\; \alpha + N - 1 - k)}{B(\alpha, \beta)}
-              = \frac{\prod_{m<k} (\beta + m) \prod_{m<N-1-k} (\alpha + m)}
-                     {\prod_{m<N-1} (\alpha + \beta + m)}
-
-    alpha = beta = 1 is the Shapley value; alpha > beta favours small coalitions, as in their Beta(16, 1).
-
-    Args:
-        table: the 2^N utilities.
-        alpha: positive.
-        beta: positive.
-
-    >>> beta_shapley(Table([0, 1, 2, 5], ["A", "B"]), alpha=3, beta=1).as_dict()     # weights 3/4, 1/4
-    {'A': 1.5, 'B': 2.5}
-    """
-    n = _table(table, "beta_shapley").n
-    for name, given in (("alpha", alpha), ("beta", beta)):
-        found = number(given)
-        if found is None:
-            raise InputError(f"beta_shapley: {name} must be a number, got {given!r:.100}")
-        if not (math.isfinite(found) and found > 0):
-            raise InputError(f"beta_shapley: {name} must be finite and positive, got {given}")
-    a, b = float(alpha), float(beta)
-    if not math.isfinite(a + b):
-        raise InputError(f"beta_shapley: alpha + beta must be finite, got {a:g} + {b:g}")
-    weights = []
-    for size in range(n):
-        above = [b + m for m in range(size)] + [a + m for m in range(n - 1 - size)]
-        weights.append(math.prod(top / (a + b + m) for m, top in enumerate(above)))  # cannot overflow
-    return _scores("BETA-SV", table, weights)
+    return _scores("SEMIVALUE", table, by_size, notes=() if abs(total - 1) <= 1e-9 else (note,))
 
 
 def multi_round(tables: Iterable[Table]) -> Scores:
@@ -132,8 +91,7 @@ def multi_round(tables: Iterable[Table]) -> Scores:
 
     .. math:: MR\text{-}SV(i) = \frac1R \sum_{t=1}^{R} SV_t(i)
 
-    Args:
-        tables: one per round, with the same clients in any order; the result has the order of the first.
+    All tables have the same clients, in any order.
 
     >>> multi_round([Table([0, 1, 2, 5], ["A", "B"]), Table([0, 2, 0, 2], ["A", "B"])]).as_dict()
     {'A': 2.0, 'B': 1.5}
@@ -145,14 +103,10 @@ def multi_round(tables: Iterable[Table]) -> Scores:
         raise ReportError("multi_round needs at least one table, got none")
     clients = rounds[0].clients
     for place, table in enumerate(rounds[1:], start=2):
-        odd = sorted(set(clients) ^ set(table.clients))
-        if odd:
+        if odd := sorted(set(clients) ^ set(table.clients)):
             where = f"table {place}" if odd[0] in table.clients else "table 1"
             raise ReportError(f"multi_round: client {odd[0]!r} is only in {where}; all need the same clients")
-    total = np.zeros(len(clients))
-    for table in rounds:
-        total += shapley(table).raw[[table.clients.index(client) for client in clients]]
-    values = total / len(rounds)
+    values = np.sum([in_order(shapley(table), clients).raw for table in rounds], axis=0) / len(rounds)
     gain = math.fsum(table.gain for table in rounds) / len(rounds)
     return Scores(score="MR-SV", clients=clients, values=values, raw=values, gain=gain, rounds=len(rounds))
 
@@ -160,47 +114,38 @@ def multi_round(tables: Iterable[Table]) -> Scores:
 def _scores(
     name: str, table: Table, weights: Sequence[float] | Vector, notes: tuple[str, ...] = ()
 ) -> Scores:
-    values = _weighted_marginals(table, np.asarray(weights, dtype=np.float64))
+    """Return the scores with this weight per size of coalition.
+
+    As an array of shape (2^(N-1-i), 2, 2^i), the table has bit i on the middle axis. With bit i dropped, the
+    coalitions without i are 0, 1, ..., 2^(N-1) - 1, so every i has the same weights in the same order.
+    """
+    by_coalition = np.asarray(weights, dtype=np.float64)[_sizes(table.n - 1)]
+    values = np.empty(table.n)
+    for i in range(table.n):
+        split = table.values.reshape(-1, 2, 1 << i)
+        marginal = np.subtract(split[:, 1, :], split[:, 0, :]).reshape(-1)
+        marginal *= by_coalition
+        values[i] = marginal.sum()  # pairwise summation: the error grows with the log of the number of terms
     return Scores(score=name, clients=table.clients, values=values, raw=values, gain=table.gain, notes=notes)
 
 
-def _weighted_marginals(table: Table, weights: Vector) -> Vector:
-    """Return the sum over S without i of weights[|S|] * (v(S + i) - v(S)), for every client i.
-
-    As an array of shape (2^(N-1-i), 2, 2^i), the table has bit i on the middle axis. With bit i dropped, the
-    coalitions without i are 0, 1, ..., 2^(N-1) - 1, so every i has the same weights in the same order. A
-    client that adds nothing gets exactly 0.
-    """
-    n = table.n
-    each = weights[_sizes(n - 1)]
-    out = np.empty(n)
-    for i in range(n):
-        split = table.values.reshape(-1, 2, 1 << i)
-        marginal = np.subtract(split[:, 1, :], split[:, 0, :]).reshape(-1)
-        marginal *= each
-        out[i] = marginal.sum()  # pairwise summation: the error grows with the log of the number of terms
-    return out
-
-
-def _sizes(bits: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _sizes(bits: int) -> npt.NDArray[np.uint8]:
     """Return the size of each of the 2^bits coalitions."""
-    sizes = np.zeros(1 << bits, dtype=np.uint8)
-    for bit in range(bits):
-        half = 1 << bit
-        sizes[half : 2 * half] = sizes[:half] + 1
+    sizes = np.zeros(1, dtype=np.uint8)
+    for _ in range(bits):
+        sizes = np.concatenate([sizes, sizes + np.uint8(1)])
     return sizes
 
 
 def _table(table: object, function: str) -> Table:
-    if isinstance(table, Table):
-        return table
     if isinstance(table, Reports):
         raise NeedsTable(
             f"{function} needs a Table with the utility of all 2^N coalitions, got Reports, which hold "
-            "2N + 2 of them: secure aggregation yields no more. Use alpha, fp or ee instead, or evaluate "
-            "every coalition."
+            "2N + 2: secure aggregation yields no more. Use alpha, fp or ee, or evaluate every coalition."
         )
-    raise NeedsTable(f"{function} needs a Table of 2^N utilities, got {type(table).__name__}")
+    if not isinstance(table, Table):
+        raise NeedsTable(f"{function} needs a Table of 2^N utilities, got {type(table).__name__}")
+    return table
 
 
 # ---------------------------------------------------------------------------------------- a sample of them
@@ -208,166 +153,367 @@ def _table(table: object, function: str) -> Table:
 LEAST_PAIRS = 10
 """With fewer pairs of orders, no standard error is given: 95 % intervals from 2 pairs cover 85 to 90 % in
 smooth games (93 % from 10 pairs on), and far less in games where a client rarely matters."""
-MIN_PAIRS = 20
-"""With fewer pairs of orders, sampling does not stop at a tolerance: the standard error is too uncertain."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """A sampled Shapley value.
+    """A sampled Shapley value."""
 
-    ``scores.stderr`` is the sampling error; below ``LEAST_PAIRS`` pairs it is None and a note says so.
-    ``bias`` bounds the error that truncation may have caused for a client (0 without truncation).
-    ``evaluations`` counts the coalitions evaluated, each once. ``stopped`` is "tolerance", "budget", or
-    "exact" if every coalition is known and the sampling error is 0.
-    """
-
-    scores: Scores
-    evaluations: int
-    orders: int
-    bias: float
-    stopped: str
+    scores: Scores  # ``stderr`` is the sampling error; None, with a note, below `LEAST_PAIRS` pairs of orders
+    evaluations: int  # coalitions, each evaluated once
+    pairs: int  # of orders
+    exact: bool  # whether every coalition was evaluated, so that the sampling error is 0
 
     def interval(self, *, level: float = 0.95) -> Matrix:
-        """Return Student's interval per client, widened by ``bias``: lower and upper end, shape (N, 2)."""
+        """Return Student's interval per client: lower and upper end, shape (N, 2)."""
         if self.scores.stderr is None:
-            raise InputError(
-                f"an interval needs at least {LEAST_PAIRS} pairs of orders, got {self.orders // 2}: "
-                "allow a larger budget"
-            )
-        quantile = (
-            student_quantile((1 - level_of(level)) / 2, self.orders // 2 - 1)
-            if self.stopped != "exact"
-            else 0.0
-        )
-        half = quantile * self.scores.stderr + self.bias
+            needed = f"an interval needs at least {LEAST_PAIRS} pairs of orders"
+            raise InputError(f"{needed}, got {self.pairs}: allow a larger budget")
+        quantile = 0.0 if self.exact else student_quantile((1 - level_of(level)) / 2, self.pairs - 1)
+        half = quantile * self.scores.stderr
         return np.stack([self.scores.raw - half, self.scores.raw + half], axis=1)
 
 
 def sampled_shapley(
-    value: Callable[[int], float],
-    clients: int | np.integer[Any] | Iterable[str],
-    *,
-    tolerance: float | None = None,
-    budget: int | None = None,
-    truncation: float = 0.0,
-    seed: int = 0,
-) -> Sampled:
+    value: Callable[[int], float], clients: int | np.integer[Any] | Iterable[str], *,
+    budget: int, seed: int = 0,
+) -> Sampled:  # fmt: skip
     r"""Estimate the Shapley value from random orders of arrival and their reverses.
 
     .. math:: \hat\phi_i = \frac1{2K} \sum_{k=1}^{K} [v(P_i^{\pi_k} \cup \{i\}) - v(P_i^{\pi_k})]
               + [v(P_i^{\bar\pi_k} \cup \{i\}) - v(P_i^{\bar\pi_k})]
 
     where :math:`P_i^\pi` are the clients before i in the order :math:`\pi`, and :math:`\bar\pi` is its
-    reverse. The K pairs are independent, so their spread gives the standard error,
-    :math:`s_i = \mathrm{sd}_i / \sqrt K`, given from K = 10 on. The values add up to the gain
-    v(everyone) - v(nobody).
-
-    Truncation (GTG-Shapley, Liu et al. 2022): once a prefix is within ``truncation`` of v(everyone), the rest
-    of the order is assumed to add nothing. That saves evaluations. The error per client is at most ``bias``,
-    2 ``truncation``, if v does not move further away again; the values then add up to the gain only roughly.
+    reverse. The standard error is :math:`\mathrm{sd}_i / \sqrt K`, from K = 10 pairs on. The values add up to
+    the gain.
 
     Args:
-        value: returns the utility of a coalition, given as a bitmask; called at most once for each.
+        value: (bitmask of a coalition) -> its utility; called at most once for each.
         clients: number of clients, or their names.
-        tolerance: stop when every client's standard error is at most this.
-        budget: stop before evaluating more than this many coalitions. If it covers all coalitions and no
-            tolerance is given, all of them are evaluated.
-        truncation: see above; 0 for none.
+        budget: the most coalitions to evaluate; if it covers all of them, the value is exact.
         seed: seed of the random orders, 0 or more.
 
     >>> game = lambda mask: float(mask.bit_count() ** 2)      # symmetric: everyone is worth N
     >>> sampled_shapley(game, 4, budget=14).scores.values
     array([4., 4., 4., 4.])
     """
-    names = _names(clients)
-    n = len(names)
-    _check(n, tolerance, budget, truncation, seed)
-    truncation = float(truncation)
+    names = names_of(clients, None, "sampled_shapley: ") if isinstance(clients, Iterable) else ()
+    n = len(names) or whole(clients, "clients, unless they are names,", 1)
+    if not 2 <= n <= 62:
+        raise InputError(f"sampled_shapley needs 2 to 62 clients, got {n}")
+    names = names_of(names, n, "")
+    seed = whole(seed, "seed")
+    budget = whole(budget, f"budget for two pairs of orders of {n} clients", min(1 << n, 2 + 4 * (n - 1)))
     cache: dict[int, float] = {}
 
     def v(mask: int) -> float:
         if mask not in cache:
-            given = value(mask)
-            found = number(given)
-            if found is None or not abs(found) <= LARGEST:
+            returned = value(mask)
+            utility = number(returned)
+            if utility is None or not abs(utility) <= LARGEST:
                 members = ", ".join(name for i, name in enumerate(names) if mask >> i & 1)
-                raise ReportError(
-                    f"utility of coalition {{{members}}} is {given!r:.100}, expected {A_NUMBER}"
-                )
-            cache[mask] = found
+                coalition = f"utility of coalition {{{members}}}"
+                raise ReportError(f"{coalition} is {returned!r:.100}, expected {A_NUMBER}")
+            cache[mask] = utility
         return cache[mask]
 
     full = (1 << n) - 1
     rng = np.random.default_rng(seed)
     gain = v(full) - v(0)
-    if tolerance is None and budget is not None and budget > full:
-        return _exact([v(mask) for mask in range(full + 1)], names, orders=0)
-    pairs, stopped = 0, ""
+    if budget > full:
+        return _exact([v(mask) for mask in range(full + 1)], names, pairs=0)
+    pairs = 0
     mean, squares = np.zeros(n), np.zeros(n)  # Welford's running mean and sum of squared deviations
-    while not stopped:
+    while pairs < 2 or (len(cache) + 2 * (n - 1) <= budget and pairs < budget):
         order = rng.permutation(n)
-        pair = (_arrivals(v, order, full, truncation) + _arrivals(v, order[::-1], full, truncation)) / 2
+        pair = (_arrivals(v, order) + _arrivals(v, order[::-1])) / 2
         pairs += 1
         away = pair - mean
         mean += away / pairs
         squares += away * (pair - mean)
-        stderr = np.sqrt(squares / max(1, pairs - 1) / pairs)
         if len(cache) > full:
-            return _exact([cache[mask] for mask in range(full + 1)], names, orders=2 * pairs)
-        if tolerance is not None and pairs >= MIN_PAIRS and float(stderr.max()) <= tolerance:
-            stopped = "tolerance"
-        elif budget is not None and pairs > 1 and (len(cache) + 2 * (n - 1) > budget or pairs >= budget):
-            stopped = "budget"
+            return _exact([cache[mask] for mask in range(full + 1)], names, pairs)
     enough = pairs >= LEAST_PAIRS
-    note = Note("few-orders", pairs=pairs, least=LEAST_PAIRS)
     scores = Scores(
         score="SV", clients=names, values=mean, raw=mean.copy(), gain=gain,
-        stderr=stderr if enough else None, notes=() if enough else (note,),
+        stderr=np.sqrt(squares / (pairs - 1) / pairs) if enough else None,
+        notes=() if enough else (Note("few-orders", pairs=pairs, least=LEAST_PAIRS),),
     )  # fmt: skip
-    return Sampled(scores, len(cache), 2 * pairs, 2 * truncation, stopped)
+    return Sampled(scores, len(cache), pairs, exact=False)
 
 
-def _exact(values: list[float], names: tuple[str, ...], orders: int) -> Sampled:
-    """Return the exact value, given every coalition."""
-    found = shapley(Table(np.array(values), names))
-    return Sampled(replace(found, stderr=np.zeros(len(names))), len(values), orders, 0.0, "exact")
+def _exact(values: list[float], names: tuple[str, ...], pairs: int) -> Sampled:
+    scores = shapley(Table(np.array(values), names))
+    return Sampled(replace(scores, stderr=np.zeros(len(names))), len(values), pairs, exact=True)
 
 
-def _arrivals(
-    v: Callable[[int], float], order: npt.NDArray[np.int64], full: int, truncation: float
-) -> Vector:
-    """Return what each client adds on arrival: 0 once v is within ``truncation`` of v(everyone)."""
-    out = np.zeros(len(order))
+def _arrivals(v: Callable[[int], float], order: npt.NDArray[np.int64]) -> Vector:
+    added = np.zeros(len(order))
     mask, before = 0, v(0)
     for i in order.tolist():
-        if truncation > 0 and abs(v(full) - before) <= truncation:
-            break
         mask |= 1 << i
-        out[i] = v(mask) - before
+        added[i] = v(mask) - before
         before = v(mask)
-    return out
+    return added
 
 
-def _names(clients: int | np.integer[Any] | Iterable[str]) -> tuple[str, ...]:
-    names: tuple[str, ...] = ()
-    if isinstance(clients, Iterable):
-        n = len(names := names_of(clients, None, "sampled_shapley: "))
-    else:
-        n = whole(clients, "clients, unless they are names,", 1)
-    if not 2 <= n <= 62:
-        raise InputError(f"sampled_shapley needs 2 to 62 clients, got {n}")
-    return names or names_of((), n, "")
+# ------------------------------------------------------------------------------------------------ agreement
+
+EXACT_CLIENTS = 7
+"""Up to this many clients, the p-values use all N! permutations."""
+
+Minimum = Literal["always", "negative"]
+"""Whether a normalisation subtracts the minimum always, or only if it is negative."""
+MAX_P_CLIENTS = 30
+"""Above this many clients, no p-values are computed."""
 
 
-def _check(n: int, tolerance: float | None, budget: int | None, truncation: float, seed: int) -> None:
-    if tolerance is None and budget is None:
-        raise InputError("sampled_shapley needs a tolerance or a budget to know when to stop")
-    if tolerance is not None and not (number(tolerance) or 0.0) > 0:
-        raise InputError(f"tolerance must be positive, got {tolerance!r:.100}")
-    cut = number(truncation)
-    if cut is None or not 0 <= cut < float("inf"):
-        raise InputError(f"truncation must be at least 0, got {truncation!r:.100}")
-    whole(seed, "seed")
-    if budget is not None:
-        whole(budget, f"budget for two pairs of orders of {n} clients", min(1 << n, 2 + 4 * (n - 1)))
+@dataclass(frozen=True)
+class Agreement:
+    """Distance and correlations of two score vectors; an undefined one is None, never 0.
+
+    The p-values are two-sided: how often a random assignment of the scores to the clients agrees, or
+    disagrees, at least as much. With 4 clients even a perfect ranking is reached by 1 assignment in 24.
+    """
+
+    n: int
+    l2: float
+    spearman: float | None
+    kendall: float | None
+    pearson: float | None
+    p_spearman: float | None = None
+    p_kendall: float | None = None
+    p_pearson: float | None = None
+
+
+def normalise(values: Scores | npt.ArrayLike, *, minimum: Minimum = "always") -> Vector:
+    r"""Return the values normalised as in the paper: subtract the minimum, then divide by the mean.
+
+    .. math:: n(x)_i = \frac{x_i - \min x}{\frac1N \sum_j (x_j - \min x)}
+
+    The result does not change when x is shifted or scaled by a positive factor. If all values are equal up to
+    rounding, it is all ones. ``minimum="negative"`` subtracts the minimum only if it is negative, as the code
+    published with the paper does; the result then changes when x is shifted.
+
+    >>> normalise([1, 2, 6]), normalise([1, 2, 6], minimum="negative")
+    (array([0. , 0.5, 2.5]), array([0.33333333, 0.66666667, 2.        ]))
+    >>> normalise([0.3, 0.1 + 0.2])
+    array([1., 1.])
+    """
+    vector = _vector(values, "values")
+    if _is_constant(vector):
+        return np.ones_like(vector)
+    if minimum not in get_args(Minimum):
+        raise InputError(f"minimum must be 'always' or 'negative', got {minimum!r:.100}")
+    scaled = _scaled(vector)
+    least = scaled.min()
+    shifted = scaled - (least if minimum == "always" else min(least, 0.0))
+    return np.asarray(shifted / shifted.mean(), dtype=np.float64)
+
+
+def agreement(
+    scores: Scores | npt.ArrayLike, truth: Scores | npt.ArrayLike, *,
+    minimum: Minimum = "always", resamples: int = 9999,
+) -> Agreement:  # fmt: skip
+    r"""Measure how close ``scores`` are to ``truth``.
+
+    .. math:: L_2 = \| n(\text{scores}) - n(\text{truth}) \|_2
+
+    with n as in :func:`normalise`, which explains ``minimum``. Spearman is the correlation of average ranks,
+    Kendall is tau-b, and both treat values that differ only by rounding as ties. A coefficient is None if one
+    of the vectors is constant.
+
+    Clients are matched by name if both sides name them, as ``Scores`` and a labelled pandas Series do, and by
+    position otherwise. Of ``Scores``, the published ``values`` are compared, as in the paper. The p-values
+    come from all permutations of up to 7 clients, and from ``resamples`` random ones of up to 30; beyond, and
+    with 0, there are none.
+
+    >>> a = agreement([1, 2, 3, 4], [1, 2, 4, 3])
+    >>> round(a.spearman, 3), round(a.kendall, 3), round(a.p_kendall, 3)
+    (0.8, 0.667, 0.333)
+    >>> agreement([1, 1, 1], [1, 2, 3]).spearman is None
+    True
+    """
+    x, y = _matched(scores, truth)
+    resamples = whole(resamples, "resamples")
+    l2 = float(np.linalg.norm(normalise(x, minimum=minimum) - normalise(y, minimum=minimum)))
+    if _is_constant(x) or _is_constant(y):
+        return Agreement(n=x.size, l2=l2, spearman=None, kendall=None, pearson=None)
+    ranks = _average_ranks(x), _average_ranks(y)
+    coefficients = _pearson(*ranks), _kendall(*ranks), _pearson(x, y)
+    p: tuple[float | None, ...] = (None, None, None)
+    if resamples and x.size <= MAX_P_CLIENTS:
+        p = _p_values(_standardised(x), _standardised(y), *ranks, resamples=resamples)
+    return Agreement(x.size, l2, *coefficients, *p)
+
+
+def _p_values(
+    x: Vector, y: Vector, x_ranks: Vector, y_ranks: Vector, *, resamples: int
+) -> tuple[float, float, float]:
+    """Return the p-values of Spearman, Kendall and Pearson: how often a permutation of y reaches them.
+
+    Permutations leave the denominators as they are. The observed one is added to a random sample.
+    """
+    n = x.size
+    left, right = np.triu_indices(n, 1)
+    order = np.sign(x_ranks[left] - x_ranks[right])
+    centred = _standardised(x_ranks), _standardised(y_ranks)
+    numerators: tuple[Callable[[npt.NDArray[np.int64]], Vector], ...] = (
+        lambda p: centred[1][p] @ centred[0],
+        lambda p: np.sign(y_ranks[p[:, left]] - y_ranks[p[:, right]]) @ order,
+        lambda p: y[p] @ x,
+    )
+    identity = np.arange(n)[None, :]
+    bars = [abs(float(f(identity)[0])) - 1e-10 for f in numerators]  # minus a margin for rounding
+    counts, total = np.zeros(3), 0
+    for chunk in _permutations(n, resamples):
+        total += len(chunk)
+        counts += [np.count_nonzero(np.abs(f(chunk)) >= bar) for f, bar in zip(numerators, bars, strict=True)]
+    extra = 0 if n <= EXACT_CLIENTS else 1
+    spearman, kendall, pearson = ((counts + extra) / (total + extra)).tolist()
+    return spearman, kendall, pearson
+
+
+def _permutations(n: int, resamples: int) -> Iterator[npt.NDArray[np.int64]]:
+    if n <= EXACT_CLIENTS:
+        yield _all_permutations(n)
+        return
+    generator = np.random.default_rng(0)
+    for start in range(0, resamples, 1000):
+        rows = np.tile(np.arange(n), (min(1000, resamples - start), 1))
+        yield generator.permuted(rows, axis=1)
+
+
+@lru_cache(maxsize=EXACT_CLIENTS)
+def _all_permutations(n: int) -> npt.NDArray[np.int64]:
+    return np.array(list(permutations(range(n))), dtype=np.int64)
+
+
+def _pearson(x: Vector, y: Vector) -> float:
+    r = float(_standardised(x) @ _standardised(y))
+    return r if abs(r) < 1 - 1e-14 else math.copysign(1.0, r)  # snap to exactly 1 or -1 within rounding
+
+
+def _standardised(x: Vector) -> Vector:
+    scaled = _scaled(x)
+    centred = scaled - scaled.mean()
+    return np.asarray(centred / np.linalg.norm(centred), dtype=np.float64)
+
+
+def _scaled(x: Vector) -> Vector:
+    """Return x divided by a power of two: huge values do not overflow, and nothing is rounded."""
+    _, exponent = math.frexp(float(np.max(np.abs(x))))
+    return np.ldexp(x, -exponent)
+
+
+def _average_ranks(x: Vector) -> Vector:
+    _, inverse, counts = np.unique(settle(x), return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2)[inverse], dtype=np.float64)
+
+
+def _kendall(x: Vector, y: Vector) -> float:
+    """Return Kendall's tau-b: concordant minus discordant pairs, over the geometric mean of untied pairs."""
+    concordance = untied_x = untied_y = 0
+    for i in range(x.size - 1):  # one row at a time, so that memory stays O(N)
+        dx, dy = np.sign(x[i + 1 :] - x[i]), np.sign(y[i + 1 :] - y[i])
+        concordance += int(dx @ dy)
+        untied_x += int(np.count_nonzero(dx))
+        untied_y += int(np.count_nonzero(dy))
+    return concordance / math.sqrt(untied_x * untied_y)
+
+
+def _is_constant(x: Vector) -> bool:
+    return not settle(x).any()
+
+
+def _matched(scores: Scores | npt.ArrayLike, truth: Scores | npt.ArrayLike) -> tuple[Vector, Vector]:
+    x, y = _vector(scores, "scores"), _vector(truth, "truth")
+    names, other = _names(scores, "scores"), _names(truth, "truth")
+    if names is not None and other is not None:
+        if odd := sorted(set(names) ^ set(other), key=str):
+            only, what = (scores, "scores") if odd[0] in names else (truth, "truth")
+            where = only.score if isinstance(only, Scores) else what
+            raise ReportError(f"client {odd[0]!r} is only in {where}; both need the same clients")
+        place = {client: i for i, client in enumerate(other)}
+        y = y[[place[client] for client in names]]
+    if x.size != y.size:
+        expected = "expected two vectors of the same length"
+        raise ReportError(f"{expected}, got {x.size} scores and {y.size} true values")
+    if x.size < 2:
+        raise ReportError("agreement needs at least 2 clients, got 1")
+    return x, y
+
+
+def _names(values: Scores | npt.ArrayLike, what: str) -> tuple[Hashable, ...] | None:
+    names = values.clients if isinstance(values, Scores) else labels_of(values)
+    if names is not None and len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ReportError(f"{what}: label {twice!r} appears more than once")
+    return names
+
+
+def _vector(values: Scores | npt.ArrayLike, what: str) -> Vector:
+    if isinstance(values, Scores):
+        return values.values
+    vector = floats(values, what)
+    if vector.ndim != 1 or vector.size == 0:
+        raise ReportError(f"{what}: expected one number per client, got shape {vector.shape}")
+    for place in np.flatnonzero(~np.isfinite(vector)):
+        raise ReportError(f"{what}[{place}] must be a finite number, got {vector[place]}")
+    return vector
+
+
+# ------------------------------------------------------------------------------------------ the paper's table
+
+Values = Mapping[str, float]  # by client
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """How close one score is to the truth; ``status`` is that of FP and EE, and "ok" for the others."""
+
+    score: str
+    near: Agreement
+    status: Status = "ok"
+
+
+def paper_table(
+    last: Reports, truth: Values, beside: Mapping[str, Values], *, by: Literal["scripts", "text"]
+) -> tuple[PaperRow, ...]:
+    """Return the paper's tab:error: how close LOO, FP, EE and other scores of one round come to the truth.
+
+    The scripts that the authors published compute it in another way than the paper's text says:
+
+    =============  ================================  ==========================
+    what           scripts                           text
+    =============  ================================  ==========================
+    v(empty)       0                                 v(M0)
+    truth          Shapley value of the same round   MR-SV over all rounds
+    normalisation  minimum subtracted if negative    minimum always subtracted
+    L2             squared                           not squared
+    =============  ================================  ==========================
+
+    ``last`` are the reports of everybody in the sum of a round, ``beside`` other scores by name. ``truth`` is
+    always with v(M0) for nobody's coalition; if that is worth 0, every Shapley value grows by v(M0)/N.
+
+    >>> r = Reports(empty=6, grand=5, alone=[4, 5], without=[5, 4], clients=["A", "B"])
+    >>> for by in ("text", "scripts"):
+    ...     rows = paper_table(r, {"A": -1, "B": 0}, {}, by=by)
+    ...     [(row.score, row.status, row.near.spearman) for row in rows]
+    [('LOO', 'ok', 1.0), ('FP', 'reversed', -1.0), ('EE', 'reversed', -1.0)]
+    [('LOO', 'ok', 1.0), ('FP', 'ok', 1.0), ('EE', 'ok', 1.0)]
+    """
+    empty: Empty = "zero" if by == "scripts" else "model"
+    minimum: Minimum = "negative" if by == "scripts" else "always"
+    shift = last.empty / last.n if by == "scripts" else 0.0
+    true_values = np.array([truth[name] + shift for name in last.clients])
+
+    def near(values: npt.ArrayLike) -> Agreement:
+        return agreement(values, true_values, minimum=minimum, resamples=0)
+
+    paper: Sequence[Scores] = (loo(last), fp(last, empty=empty), ee(last, empty=empty))
+    return (
+        *(PaperRow(scores.score, near(scores.values), scores.status) for scores in paper),
+        *(PaperRow(name, near([values[who] for who in last.clients])) for name, values in beside.items()),
+    )

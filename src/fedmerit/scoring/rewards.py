@@ -1,4 +1,4 @@
-"""From scores to shares to money: who gets which part of a budget, to the cent, and why.
+r"""From scores to shares: who gets which part of a reward, why, and how sure that is.
 
 Shares follow ``Scores.raw``, never a normalised vector, and no decision is silent: scores that allow no
 shares raise ``UndefinedShares``, and decisions made on the way are in ``Shares.notes``.
@@ -7,249 +7,149 @@ shares raise ``UndefinedShares``, and decisions made on the way are in ``Shares.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
-from typing import Literal, get_args
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import InputError, UndefinedShares
 from fedmerit.notes import Note, code_of
-from fedmerit.scoring.amounts import amount_of, decimals_of
-from fedmerit.scoring.fence import Fence, believed, fenced
-from fedmerit.scoring.scores import NORMALISED, sum_of_others
-from fedmerit.scoring.types import Scores, Vector, rounding, settle
-from fedmerit.scoring.uncertainty import sure_signs
-from fedmerit.scoring.validate import is_number, number
+from fedmerit.scoring.amounts import ByClient, Payouts, money_of
+from fedmerit.scoring.sampling import upper_quantile
+from fedmerit.scoring.scores import NORMALISED, median_of_others, sum_of_others
+from fedmerit.scoring.types import SHOWN, Scores, Vector, in_order, rounding, settle
+from fedmerit.scoring.uncertainty import compare_pairs, covariance_of, error_of, pair_quantile_of, sure_signs
+from fedmerit.scoring.validate import level_of, number
 
-# --------------------------------------------------------------------------------------------------- cents
+# --------------------------------------------------------------------------------------------------- fence
 
-_WHOLE = 10**9  # shares are paid out in full if they sum to 1 within one part in this
-_DUST = 10**6  # all rounding errors together are at most one part in this of a cent
-_LARGEST_BUDGET = 10**24  # its cents fit into Decimal's default precision, so sums stay exact
+Rows = npt.NDArray[np.float64]
+"""One row per set of scores, one column per client."""
 
-
-@dataclass(frozen=True, eq=False)
-class Payouts(Mapping[str, Decimal]):
-    """Amounts by name, exact to the cent. The amounts and ``unpaid`` add up to ``budget`` exactly.
-
-    A cent is the smallest unit of the currency: a yen in JPY, a thousandth in KWD, a hundredth if no currency
-    or an unknown one is named. ``currency`` is None if nobody named one.
-    """
-
-    by_client: Mapping[str, Decimal]
-    budget: Decimal
-    unpaid: Decimal
-    currency: str | None = None
-
-    @property
-    def nothing(self) -> Decimal:
-        """An amount of 0, with the decimals of the currency."""
-        return self.budget - self.budget
-
-    def cents(self, amount: Decimal) -> int:
-        """Return one of the amounts in cents."""
-        return int(amount.scaleb(decimals_of(self.currency)))
-
-    def __getitem__(self, client: str) -> Decimal:
-        return self.by_client[client]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.by_client)
-
-    def __len__(self) -> int:
-        return len(self.by_client)
-
-
-def payouts(
-    shares: Mapping[str, float | Fraction | Decimal], budget: str | int | Decimal, currency: str | None = None
-) -> Payouts:
-    r"""Divide a budget by shares into whole cents that, with ``unpaid``, add up to it exactly.
-
-    Each client gets its share of the budget rounded down, and the cents left over go to the largest
-    remainders. Remainders that are equal up to a millionth of a cent are ordered by name, so that neither
-    rounding nor the order of clients decides. If the shares sum to less than 1, or the rule is "impartial",
-    every amount is rounded down and the rest is ``unpaid``: no amount depends on another client's remainder.
-
-    Args:
-        shares: name -> share, from :func:`~fedmerit.shares` or any mapping that sums to at most 1.
-        budget: an int, a Decimal, or text such as "10000.00", "10,000.00" or "10 000,00 EUR" (see
-            :func:`~fedmerit.scoring.amounts.amount_of`), with no more decimals than the currency has. A float
-            is refused, because it has no exact cents.
-        currency: as in ISO 4217, if the budget does not name it. It decides how many decimals amounts have:
-            none in JPY, three in KWD, two in most; also two without a currency or in an unknown one.
-
-    >>> paid = payouts({"A": 1 / 3, "B": 1 / 3, "C": 1 / 3}, budget="100.00")
-    >>> {name: str(amount) for name, amount in paid.items()}
-    {'A': '33.34', 'B': '33.33', 'C': '33.33'}
-    >>> {name: str(amount) for name, amount in payouts({"A": 0.5, "B": 0.5}, "101 JPY").items()}
-    {'A': '51', 'B': '50'}
-    """
-    named = _amount(budget)[1] if isinstance(budget, str) else None
-    if named and currency and named != {"€": "EUR"}.get(currency, currency):
-        raise InputError(f"budget: expected an amount in {currency}, got one in {named}")
-    currency = currency or named or None
-    divided = division(shares, budget, currency)
-    amounts = {name: divided.cents_of(name, share) for name, share in shares.items()}
-    return Payouts(
-        by_client={name: money_of(amount, currency) for name, amount in amounts.items()},
-        budget=money_of(divided.cents, currency),
-        unpaid=money_of(divided.cents - sum(amounts.values()), currency),
-        currency=currency,
-    )
+TIMES = 4.0
+"""Nobody gets more than this many times the mean of the others who count."""
+BELOW = 2.0
+"""From this many standard errors below zero on, a member gets no part of what the fence cuts off."""
+LARGEST_ERROR = 4.0
+"""An error decides about money up to this many times the median of the others' errors. Of 639 members in the
+committed runs 13 have larger ones, all of them with a planted fault or a cheat."""
 
 
 @dataclass(frozen=True)
-class Division:
-    """The rule that divides a budget: with it, a client's share alone gives that client's exact cents.
+class Fence:
+    """The numbers of a division by "fenced": with them, a client's score gives its share."""
 
-    The cents left over go to remainders of at least ``high``, and to remainders of at least ``low`` whose
-    names are not after ``last``. Both bounds are as coarse as possible, because the exact remainder of a
-    client would reveal its share.
+    fence: float  # kappa, the largest share
+    rest: float  # a, the equal part of everybody who counts fully
+    positive: float  # U, the sum of the positive scores
+    counted: float  # G, how many clients count
+    error: float  # sigma, the root mean square of the standard errors; 0 if there are none
+
+    def share(self, score: float) -> float:
+        """Return the share of a client with this score."""
+        counts = float(counts_of(np.array([score]), self.error)[0])
+        return min(self.fence, max(score, 0.0) / self.positive + self.rest * counts)
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def believed(errors: Vector) -> Vector:
+    """Return how far each error decides about money: up to four times the median of the others' errors.
+
+    Errors of 0 do not count in the median: whoever sends no update has no error. So half of those who have
+    an error would have to lie together to raise the errors of others or to lower them.
     """
-
-    cents: int  # the budget
-    n: int
-    total: int  # sum of all shares, in units of 1 / one
-    one: int
-    down: bool  # whether every amount is rounded down
-    low: Fraction = Fraction(1)
-    high: Fraction = Fraction(1)
-    last: str = ""
-
-    def cents_of(self, name: str, share: float | Fraction | Decimal) -> int:
-        """Return what a client with this name and share is paid, in cents."""
-        top, bottom = _ratio(name, share)
-        if self.one % bottom:
-            raise InputError(f"share of {name!r} is not one of those that were divided: {share!r}")
-        part = top * (self.one // bottom)
-        if self.down:
-            unit = max(self.total, self.one)
-            dust = unit // (_DUST * self.n)  # 0.25 minus a rounding error counts as 0.25
-            return (self.cents * part + dust) // unit
-        amount, rest = divmod(self.cents * part, self.total)
-        more = rest >= self.high * self.total or (rest >= self.low * self.total and name <= self.last)
-        return amount + more
+    limited, positive = np.array(errors, dtype=np.float64), np.asarray(errors) > 0
+    if np.count_nonzero(positive) > 1:
+        others = median_of_others(limited[positive])
+        limited[positive] = np.minimum(limited[positive], LARGEST_ERROR * others)
+    return limited
 
 
-def division(
-    shares: Mapping[str, float | Fraction | Decimal], budget: str | int | Decimal, currency: str | None = None
-) -> Division:
-    """Return how :func:`payouts` divides a budget by these shares."""
-    cents = _cents(budget, currency)
-    parts, one = _integers(shares)
-    total = sum(parts.values())
-    if total - one > one // _WHOLE:
-        raise InputError(f"shares must sum to at most 1, got {total / one:.12g}")
-    made = Division(cents, len(parts), total, one, rounds_down(total, one, getattr(shares, "rule", None)))
-    left = 0 if made.down else cents - sum(cents * part // total for part in parts.values())
-    if not left:
-        return made
-    rest_of = {name: cents * part % total for name, part in parts.items()}
-    rests = sorted(rest_of.values(), reverse=True)
-    dust = total // (_DUST * len(rests))
-    first = end = left  # remainders first ... end - 1 each equal the next up to dust
-    while first and rests[first - 1] - rests[first] <= dust:
-        first -= 1
-    if first == left:
-        cut = _cut_between(rests[left], rests[left - 1], total)
-        return replace(made, low=cut, high=cut)
-    while end < len(rests) and rests[end - 1] - rests[end] <= dust:
-        end += 1
-    low = _cut_between(rests[end] if end < len(rests) else -1, rests[end - 1], total)
-    high = _cut_between(rests[first], rests[first - 1] if first else total, total)
-    equal = sorted(name for name, rest in rest_of.items() if rests[end - 1] <= rest <= rests[first])
-    return replace(made, low=low, high=high, last=equal[left - first - 1])
+def pooled_error(scores: Scores) -> float | None:
+    """Return sigma, the root mean square of the errors as far as they are believed; None without errors."""
+    covariance = scores.covariance
+    errors = scores.stderr if covariance is None else np.sqrt(np.diag(covariance))
+    return None if errors is None else math.sqrt(math.fsum(believed(errors) ** 2) / scores.n)
 
 
-def _cut_between(low: int, high: int, total: int) -> Fraction:
-    """Return the number with the fewest binary digits above low / total and at most high / total."""
-    digits = 0
-    while (high << digits) // total * total <= low << digits:
-        digits += 1
-    return Fraction((high << digits) // total, 1 << digits)
+def counts_of(raw: Rows, error: float) -> Rows:
+    """Return g: 1 for scores that are not below zero, 0 from two standard errors below on."""
+    if error <= 0:
+        return np.ones_like(raw)
+    return np.asarray(np.clip(1 + raw / (BELOW * error), 0.0, 1.0), dtype=np.float64)
 
 
-def rounds_down(total: int, one: int, rule: str | None) -> bool:
-    """Return whether leftover cents stay unpaid: shares sum to less than 1, or the rule is "impartial"."""
-    return one - total > one // _WHOLE or rule == "impartial"
+def fenced(scores: Scores, weights: Vector) -> tuple[Vector, Fence]:
+    r"""Return the shares of the rule "fenced", and the numbers behind them.
 
+    With the raw scores x, the ``weights`` u_i = max(x_i, 0), their sum U, and standard errors s_i as far as
+    they are `believed`:
 
-def _integers(shares: Mapping[str, float | Fraction | Decimal]) -> tuple[dict[str, int], int]:
-    """Return the shares as integers over a common denominator, and that denominator; nothing is rounded."""
-    if not isinstance(shares, Mapping) or not shares:
-        raise InputError(f"payouts takes a mapping of name to share, got {shares!r}"[:300])
-    ratios = {}
-    for name, share in shares.items():
-        if not isinstance(name, str):
-            raise InputError(f"names of clients must be text, got {name!r:.100}")
-        ratios[name] = _ratio(name, share)
-        if ratios[name][0] < 0:
-            raise InputError(f"share of {name!r} must not be negative, got {share!r}")
-    one = math.lcm(*(denominator for _, denominator in ratios.values()))
-    return {name: top * (one // bottom) for name, (top, bottom) in ratios.items()}, one
+    .. math::
+        g_i = \mathrm{clip}\Big(1 + \frac{x_i}{2\sigma}, 0, 1\Big), \quad G = \sum_j g_j, \quad
+        \sigma^2 = \frac1N \sum_j s_j^2, \qquad
+        p_i = \min\Big(\kappa,\; \frac{u_i}{U} + a\, g_i\Big), \quad \kappa = \frac{4}{G + 3},
+        \quad a \text{ such that } \sum_j p_j = 1
 
+    Nobody gets more than kappa, four times the mean of the others who count. What is cut off is divided by g:
+    equally, but a member two standard errors below zero gets no part of it. If nobody is above the fence,
+    a = 0 and p is the rule "fair".
 
-def _ratio(name: str, share: float | Fraction | Decimal) -> tuple[int, int]:
-    """Return exactly this share, as numerator and denominator."""
-    try:
-        if not is_number(share):
-            raise TypeError
-        exact = int(share) if isinstance(share, np.integer) else share
-        return exact.as_integer_ratio()
-    except (TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise InputError(f"share of {name!r} must be a finite number, got {share!r}") from error
+    Raising x_i alone never lowers p_i. p is continuous, so look at its derivative where the set of members at
+    the fence (held, h of them) is fixed. Let f = u / U, and F, G' the sums of f and g over those not held, so
+    that a = (1 - h kappa - F) / G'.
 
+    1. *x_i > 0, not held*: raising x_i raises f_i by (1 - f_i) / U and F by (1 - F) / U per unit, so
+       dp_i = ((1 - f_i) - (1 - F) / G') / U. That is at least 0, as f_i <= F and G' >= g_i = 1.
+    2. *x_i > 0, held*: p_i = kappa, which does not depend on x_i > 0.
+    3. *-2 sigma < x_i < 0*: p_i = a g_i. Raising g_i lowers kappa, which can only raise a, and raises G', so
+       dp_i >= a (1 - g_i / G') >= 0 per unit of g_i.
 
-def _cents(budget: str | int | Decimal, currency: str | None) -> int:
-    if isinstance(budget, np.integer):
-        budget = int(budget)
-    if isinstance(budget, bool) or not isinstance(budget, str | int | Decimal):
-        why = "; a float has no exact cents" if isinstance(budget, float) else ""
-        raise InputError(f"budget must be text, int or Decimal, like '10000.00', got {budget!r}{why}")
-    amount, named = _amount(budget) if isinstance(budget, str) else (Decimal(budget), None)
-    if not amount.is_finite() or not 0 <= amount < _LARGEST_BUDGET:
-        raise InputError(f"budget must be finite, at least 0 and below 1e24, got {budget!r}")
-    decimals = decimals_of(currency := currency or named)
-    cents = Fraction(amount) * 10**decimals
-    written = -int(amount.as_tuple().exponent) if isinstance(budget, str) else 0
-    if cents.denominator != 1 or written > max(decimals, 2):
-        raise InputError(
-            f"budget must have at most {decimals} decimals{f' in {currency}' if currency else ''}, "
-            f"got {budget!r}"
-        )
-    return int(cents)
-
-
-def _amount(budget: str) -> tuple[Decimal, str | None]:
-    try:
-        return amount_of(budget)
-    except InputError as error:
-        raise InputError(f"budget: {error}") from error
-
-
-def spelled(budget: str, currency: str | None = None) -> str:
-    """Return a budget in the form in which it is recorded.
-
-    >>> spelled("0750.5"), spelled("10 000 JPY")
-    ('750.50', '10000')
+    >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[0, 1, 9], raw=[0, 1, 9], gain=10)
+    >>> shares, how = fenced(s, s.raw)          # kappa = 4/6; the other third: .1 + 2a = 1/3
+    >>> round(how.fence, 4), shares.round(4).tolist()
+    (0.6667, [0.1167, 0.2167, 0.6667])
     """
-    currency = currency or _amount(budget)[1]
-    return str(money_of(_cents(budget, currency), currency))
+    error = pooled_error(scores) or 0.0
+    counts, scale = counts_of(scores.raw, error), float(weights.max())  # scaled, so that sums stay finite
+    u = weights / scale
+    rows, rest, fence = cut(u[None, :] / math.fsum(u), counts[None, :])
+    return rows[0], Fence(
+        fence=float(fence[0]), rest=float(rest[0]), positive=math.fsum(u) * scale,
+        counted=math.fsum(counts), error=error,
+    )  # fmt: skip
 
 
-def money_of(cents: int, currency: str | None) -> Decimal:
-    """Return a number of cents as an amount with the decimals of the currency."""
-    return Decimal(f"{cents}e-{decimals_of(currency)}")
+def cut(base: Rows, counts: Rows) -> tuple[Rows, Vector, Vector]:
+    """Return min(kappa, base + a * counts) with the a for which each row sums to 1; and a and kappa.
+
+    Sort by the a at which each meets the fence, and take the smallest number of them for which the rest fits.
+    ``base`` is at least 0 and sums to at most 1 per row; ``counts`` is g, 1 wherever base is positive.
+    """
+    n = base.shape[1]
+    fence = TIMES / (np.sort(counts, axis=1).sum(axis=1) + TIMES - 1)  # sorted: client order does not matter
+    with np.errstate(divide="ignore"):
+        meets = np.where(counts > 0, (fence[:, None] - base) / counts, np.inf)
+    order = np.argsort(meets, axis=1, kind="stable")
+    free, among, at = (np.take_along_axis(rows, order, axis=1) for rows in (base, counts, meets))
+    free, among = (np.cumsum(rows[:, ::-1], axis=1)[:, ::-1] for rows in (free, among))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rest = (1 - np.arange(n) * fence[:, None] - free) / among
+    held = np.argmax((rest <= at) & (among > 0), axis=1)
+    rest = np.maximum(0.0, np.take_along_axis(rest, held[:, None], axis=1))
+    shares_ = np.minimum(fence[:, None], base + rest * counts)
+    return np.asarray(shares_), np.asarray(rest[:, 0]), np.asarray(fence)
 
 
 # -------------------------------------------------------------------------------------------------- shares
 
 Rule = Literal["fair", "fenced", "impartial", "equal"]
-Negative = Literal["zero", "refuse"]
 OnUndefined = Literal["refuse", "equal", "zero"]
 
 SELF_REPORTED = frozenset({"ALPHA", "LOO", "IOI"})
@@ -261,19 +161,16 @@ _LEAST = 1e-200  # a weight that is smaller beside the largest one cannot be sca
 
 
 USUAL_RULE: Rule = "fenced"
-"""The rule unless another one is chosen, in Python, on the command line and on the page."""
 
 
 @dataclass(frozen=True, eq=False)
-class Shares(Mapping[str, float]):
-    """Shares by name. They sum to 1 minus ``unpaid``.
+class Shares(ByClient[float]):
+    """Shares by name, which sum to 1 minus ``unpaid``; how sure they are says `share_intervals`.
 
-    ``status`` is "ok", or "undefined" if the scores allowed no shares and ``on_undefined`` decided. How sure
-    they are: :func:`~fedmerit.share_intervals`.
+    ``status`` is "undefined" if the scores allowed no shares and ``on_undefined`` decided.
     """
 
-    by_client: Mapping[str, float]
-    rule: Rule
+    rule: Rule | Literal["hands"]
     status: Literal["ok", "undefined"] = "ok"
     unpaid: float = 0.0
     notes: tuple[str, ...] = ()
@@ -283,26 +180,28 @@ class Shares(Mapping[str, float]):
     cap: float = 1.0
     forfeits: Mapping[str, float] = field(default_factory=dict)
     among: int = 0  # how many clients take part in the equal part
+    slices: Mapping[str, Mapping[str, Fraction]] = field(default_factory=dict)  # "hands": judge -> its parts
 
-    def __getitem__(self, client: str) -> float:
-        return self.by_client[client]
+    def plot(self) -> Any:
+        """Return an Altair chart of the shares, largest first; nothing is shown."""
+        return SHOWN["shares_plot"](self)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.by_client)
 
-    def __len__(self) -> int:
-        return len(self.by_client)
+@runtime_checkable
+class Judged(Protocol):
+    """What members say of each other, which is divided by "hands": a `Panel`, which stands on this module."""
+
+    def hands(self) -> Shares: ...
 
 
 def shares(
-    scores: Scores,
-    rule: Rule = USUAL_RULE,
+    scores: Scores | Judged,
+    rule: Rule | Literal["hands"] = USUAL_RULE,
     *,
     equal: float = 0.0,
     floor: float = 0.0,
     cap: float = 1.0,
     forfeits: Mapping[str, float] | None = None,
-    negative: Negative = "zero",
     on_undefined: OnUndefined = "refuse",
 ) -> Shares:
     r"""Return the share of a reward that each client gets.
@@ -312,37 +211,29 @@ def shares(
               \sum_{j \ne i} \mathrm{clip}(x_j / D, 0, 1)\Big)
 
     where x is ``scores.raw`` and D ``scores.gain``. "fenced" is "fair" with a fence: nobody gets more than
-    four times the mean of the others, and what is cut off is divided equally. `fedmerit.scoring.fence` has
-    the whole formula and the proof that it never pays less for a higher score. "fair" and "fenced" sum to 1.
-    Under "impartial", a client's own report does not affect its own share at all. In return, the shares are
-    nearly equal, a part stays unpaid, D must be above 1e-12, and x must be ALPHA, LOO or IOI. "equal" ignores
-    the scores. N is the number of clients that have a score: a client that never reported gets nothing under
-    any rule, not even under "equal". A score that only rounding separates from 0 counts as 0.
+    four times the mean of the others, and what is cut off is divided equally (`fenced`). Under "impartial", a
+    client's own report does not affect its own share at all. In return, the shares are nearly equal, a part
+    stays unpaid, D must be above 1e-12, and x must be ALPHA, LOO or IOI. "equal" ignores the scores. N is the
+    number of clients that have a score: a client that never reported gets nothing under any rule. A negative
+    score counts as 0, with a note, and so does one that only rounding separates from 0.
 
     With ``equal`` = e, "fair" and "fenced" divide only the rest, 1 - e. The part e is divided equally among
-    the K clients whose score is not surely below zero (`takes_part`): p_i -> (1 - e) p_i + e / K. A client
-    that contributes nothing then gets e / K.
+    the K clients whose score is not surely below zero (`takes_part`): p_i -> (1 - e) p_i + e / K.
 
     All rules but "equal" need scores with status "ok". "fair" and "fenced" also need something to divide: the
-    positive scores must sum to more than 1e-12 and more than two standard errors. The standard errors of the
-    clients with a positive score are added up, because clients share their test samples and errors may point
-    the same way. So a client whose score rises above zero brings its error with it, and that alone can leave
-    scores without shares; where there are shares, a higher score never gets less. Clients state their own
-    errors, so an error counts up to four times the median of the others' errors; a note names whose.
+    positive scores must sum to more than 1e-12 and more than two standard errors, added up over clients,
+    because errors on common test samples may point the same way. Clients state their own errors, so an error
+    counts up to four times the median of the others' errors; a note names whose.
 
     Args:
-        scores: usually ``alpha`` summed over rounds (``accumulate``).
-        rule: "fair", "fenced", "impartial" or "equal".
+        scores: usually ``alpha`` summed over rounds (``accumulate``); under "hands" a `Panel`.
+        rule: "fair", "fenced", "impartial" or "equal"; or "hands" (:func:`fedmerit.hands`), which takes none
+            of the following.
         equal: which part is divided equally, 0 to 1; only for "fair" and "fenced".
-        floor: smallest share a client may get, 0 to 1/N.
-        cap: largest share a client may get, 1/N to 1. The difference that floor and cap make is spread over
-            the other clients in proportion. Under "impartial" it changes ``unpaid`` instead, so that the rule
-            stays impartial.
+        floor: smallest share, 0 to 1/N.
+        cap: largest share, 1/N to 1. What floor and cap change is spread over the other clients in
+            proportion; under "impartial" it changes ``unpaid`` instead.
         forfeits: client -> which part of its share it loses, 0 to 1. That part stays unpaid.
-        negative: what to do about a negative score. "zero" gives no share beyond the floor and the equal part
-            (under "impartial", the score counts as zero in the others' shares) and adds a note. "refuse"
-            raises; it cannot be used with "impartial", where anybody could stop all payment by a negative
-            report.
         on_undefined: what to do if the scores allow no shares: "refuse" raises, "equal" gives 1/N to each,
             "zero" gives the floor to each.
 
@@ -354,11 +245,10 @@ def shares(
     >>> dict(shares(s, "impartial")), shares(s, "impartial").unpaid
     ({'A': 0.16666666666666666, 'B': 0.20833333333333334, 'C': 0.2916666666666667}, 0.33333333333333326)
     """
-    equal, floor, cap, lost = _check(scores, rule, equal, floor, cap, forfeits or {}, negative, on_undefined)
-    below = [scores.clients[i] for i in np.flatnonzero(scores.raw < -rounding(scores.raw))]
-    if below and negative == "refuse" and rule != "equal":
-        raise UndefinedShares(Note("negative-refused", score=scores.score, clients=below))
-    notes = _notes(scores, rule, below)
+    if rule == "hands" or not isinstance(scores, Scores):
+        return _handed(scores, rule, (equal, floor, cap, dict(forfeits or {}), on_undefined))
+    equal, floor, cap, lost = _check(scores, rule, equal, floor, cap, forfeits or {}, on_undefined)
+    notes = _notes(scores, rule)
     reason, how, among = _why_undefined(scores, rule), None, 0
     if reason is None:
         takes = takes_part(scores) if equal else np.ones(scores.n, dtype=bool)
@@ -376,33 +266,27 @@ def shares(
     for name, part in lost.items():
         vector[scores.clients.index(name)] *= 1 - part
         notes.append(Note("forfeited", client=name, part=part))
-    left = 1.0 - math.fsum(vector)
+    unpaid = 1.0 - math.fsum(vector)
     return Shares(
-        by_client=dict(zip(scores.clients, vector.tolist(), strict=True)),
-        rule=rule,
-        status="ok" if reason is None else "undefined",
-        unpaid=left if left > 1e-9 else 0.0,
-        notes=tuple(notes),
-        fence=how,
-        equal=equal,
-        floor=floor,
-        cap=cap,
-        forfeits=lost,
-        among=among,
-    )
+        by_client=dict(zip(scores.clients, vector.tolist(), strict=True)), rule=rule,
+        status="ok" if reason is None else "undefined", unpaid=unpaid if unpaid > 1e-9 else 0.0,
+        notes=tuple(notes), fence=how, equal=equal, floor=floor, cap=cap, forfeits=lost, among=among,
+    )  # fmt: skip
+
+
+def _handed(scores: object, rule: str, options: tuple[object, ...]) -> Shares:
+    if not isinstance(scores, Judged):
+        expected = "a Panel under the rule 'hands'" if rule == "hands" else "Scores"
+        raise InputError(f"shares takes {expected}, got {type(scores).__name__}")
+    if rule != "hands":
+        raise InputError(f"shares divides a Panel by the rule 'hands', got {rule!r:.100}")
+    if options != (0.0, 0.0, 1.0, {}, "refuse"):
+        raise InputError("shares: the rule 'hands' takes no equal part, floor, cap, forfeits or on_undefined")
+    return scores.hands()
 
 
 def takes_part(scores: Scores) -> npt.NDArray[np.bool_]:
-    """Return who takes part in what is divided equally: everybody whose score is not surely below zero.
-
-    Sure is what `sure_signs` calls so, all claims together at 95 %, with errors as far as they are believed
-    (`fedmerit.scoring.fence.believed`). Without errors nothing is sure, so everybody takes part.
-
-    >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[1, -2.2, -9], raw=[1, -2.2, -9], gain=4,
-    ...            stderr=[1, 1, 1])
-    >>> takes_part(s).tolist()
-    [True, True, False]
-    """
+    """Return who takes part in what is divided equally: all whose score is not surely below zero."""
     if scores.stderr is None:
         return np.ones(scores.n, dtype=bool)
     return np.array(sure_signs(replace(scores, stderr=believed(scores.stderr)))) >= 0
@@ -411,20 +295,9 @@ def takes_part(scores: Scores) -> npt.NDArray[np.bool_]:
 def null_share(scores: Scores, equal: float = 0.0) -> float | None:
     r"""Return the share that a client without contribution may expect under "fair"; None if unknown.
 
-    Noise alone pays it
-
     .. math:: \frac{\mathrm{E} \max(s Z, 0)}{\sum_j \max(x_j, 0)} = \frac{s}{\sqrt{2 \pi} \sum_j \max(x_j, 0)}
 
-    with s the median standard error: max(x, 0) keeps such a client's good luck and drops its bad luck. To
-    that comes its part of what is divided equally.
-
-    Args:
-        scores: with ``stderr``; without it, the result is None.
-        equal: as in :func:`shares`.
-
-    >>> s = Scores(score="ALPHA", clients=("A", "B"), values=[1, 3], raw=[1, 3], gain=4, stderr=[.1, .1])
-    >>> round(null_share(s), 4), round(null_share(s, 0.5), 4)
-    (0.01, 0.255)
+    with s the median standard error, since max(x, 0) drops bad luck; and its part of what is divided equally.
     """
     positive = math.fsum(np.maximum(scores.raw, 0.0))
     if scores.stderr is None or positive <= 0:
@@ -445,11 +318,20 @@ def by_rule(
     weights, how = weights_of(scores), None
     if rule == "fenced":
         weights, how = fenced(scores, weights)
-    elif equal or (floor, cap) == (0.0, 1.0):
-        weights = _between(weights, 0.0, 1.0)
+    else:
+        weights = weights / weights.max()  # scaled, so that the sum stays finite
+        weights = weights * (1 / math.fsum(weights))
     if equal:
         weights = (1 - equal) * weights + equal * takes / np.count_nonzero(takes)
-    return (weights if (floor, cap) == (0.0, 1.0) else _between(weights, floor, cap)), how
+    if (floor, cap) == (0.0, 1.0):
+        return weights, how
+    limited = _between(weights[None], floor, cap)[0]
+    if np.isnan(limited).any():
+        raise InputError(
+            f"cap={cap:g} leaves a part that nobody may take: only {np.count_nonzero(weights)} of {scores.n} "
+            "clients have a positive weight; raise the cap or the floor"
+        )
+    return limited, how
 
 
 def weights_of(scores: Scores) -> Vector:
@@ -461,37 +343,35 @@ def weights_of(scores: Scores) -> Vector:
     return ordered[first][np.searchsorted(grid, settle(weights))]  # equal up to rounding: equal to the cent
 
 
-def _between(weights: Vector, floor: float, cap: float) -> Vector:
-    """Return the shares clip(t * weights, floor, cap), with the t for which they sum to 1.
+def _between(weights: Rows, floor: float, cap: float) -> Rows:
+    """Return clip(t * weights, floor, cap) with the t for which each row sums to 1; NaN where there is none.
 
     The sum rises with t and is linear between the points where a client leaves the floor or meets the cap.
     Find the linear piece by bisection, then t on it from the clients strictly between floor and cap.
     """
-    w = weights / weights.max()
-    positive = w[w > 0]
-    rest = (w.size - positive.size) * floor  # clients without weight stay on the floor
-    if rest + positive.size * cap < 1 - 1e-12:
-        raise InputError(
-            f"cap={cap:g} leaves a part that nobody may take: only {positive.size} of {w.size} clients have "
-            "a positive weight; raise the cap or the floor"
-        )
+    w = np.sort(weights, axis=1)  # so that sums do not depend on the order of clients
+    positive = w > 0
+    rest, many = floor * np.count_nonzero(~positive, axis=1), np.count_nonzero(positive, axis=1)
+    never = np.full(w.shape, np.inf)
     with np.errstate(over="ignore"):  # a weight may be too small for a finite t to take it to the cap
-        leave, meet = floor / positive, cap / positive
-    corners = np.unique(np.concatenate([leave, meet]))
-    low, high = 0, corners.size - 1
-    while low < high:  # the last corner at which the sum is still at most 1
+        leave, meet = (np.divide(end, w, out=never.copy(), where=positive) for end in (floor, cap))
+    corners = np.sort(np.concatenate([leave, meet], axis=1), axis=1)
+    low, high = np.zeros(len(w), np.int64), np.maximum(2 * many - 1, 0)
+    every = np.arange(len(w))
+    while (low < high).any():  # the last corner at which the sum is still at most 1
         middle = (low + high + 1) // 2
-        if rest + math.fsum(np.clip(corners[middle] * positive, floor, cap)) <= 1:
-            low = middle
-        else:
-            high = middle - 1
-    t = float(corners[low])
-    free = (leave <= t) & (t < meet)
-    if free.any():
-        held = math.fsum(np.where(t >= meet, cap, floor)[~free])
-        sum_ = math.fsum(positive[free])  # exact sums do not depend on the order of clients
-        t = max(t, (1 - rest - held) / sum_)  # rounding must not take t below the corner
-    return np.asarray(np.clip(t * w, floor, cap), dtype=np.float64)
+        at = np.clip(corners[every, middle, None] * w, floor, cap, where=positive, out=np.zeros(w.shape))
+        fits = rest + at.sum(axis=1) <= 1
+        low, high = np.where(fits, middle, low), np.where(fits, high, np.maximum(middle - 1, low))
+    t = corners[every, low][:, None]
+    free = positive & (leave <= t) & (t < meet)
+    held = np.where(t >= meet, cap, floor).sum(axis=1, where=positive & ~free)
+    among = w.sum(axis=1, where=free)
+    more = np.divide(1 - rest - held, among, out=np.zeros(len(w)), where=among > 0)
+    t = np.maximum(t, more[:, None])  # rounding must not take t below the corner
+    limited = np.clip(t * weights, floor, cap)
+    limited[(many == 0) | (rest + many * cap < 1 - 1e-12)] = np.nan
+    return np.asarray(limited, dtype=np.float64)
 
 
 def _why_undefined(scores: Scores, rule: Rule) -> Note | None:
@@ -499,10 +379,10 @@ def _why_undefined(scores: Scores, rule: Rule) -> Note | None:
     if rule == "equal":
         return None
     if scores.status != "ok":
-        told = [note for note in scores.notes if isinstance(note, Note) and note.code in NORMALISED]
-        found = [note.values["round"] for note in told]
-        if scores.rounds > 1 and found and None not in found:
-            return Note("status-in", score=scores.score, status=scores.status, rounds=found)
+        about_status = (note for note in scores.notes if isinstance(note, Note) and note.code in NORMALISED)
+        rounds = [note.values["round"] for note in about_status]
+        if scores.rounds > 1 and rounds and None not in rounds:
+            return Note("status-in", score=scores.score, status=scores.status, rounds=rounds)
         return Note("status", score=scores.score, status=scores.status)
     if rule == "impartial":
         return None if scores.gain > _NOTHING else Note("no-gain-to-divide", gain=scores.gain)
@@ -516,11 +396,11 @@ def _why_undefined(scores: Scores, rule: Rule) -> Note | None:
     return None
 
 
-def _notes(scores: Scores, rule: Rule, below: list[str]) -> list[str]:
+def _notes(scores: Scores, rule: Rule) -> list[str]:
     if rule == "equal":  # the only note that matters then: clients without a score
         return [note for note in scores.notes if code_of(note) == "never-reported"]
     notes = list(scores.notes)
-    if below:
+    if below := [scores.clients[i] for i in np.flatnonzero(scores.raw < -rounding(scores.raw))]:
         code = "negative-for-others" if rule == "impartial" else "negative"
         notes.append(Note(code, score=scores.score, clients=below))
     if scores.gain <= _NOTHING:
@@ -544,34 +424,28 @@ def _notes_on(scores: Scores, rule: Rule, how: Fence | None) -> list[str]:
 
 def _large_errors(scores: Scores) -> list[str]:
     """Return the clients whose errors do not count in full."""
-    known = scores.covariance
-    stated = [np.sqrt(np.diag(known))] if known is not None else []
-    stated += [scores.stderr] if scores.stderr is not None else []
     large = np.zeros(scores.n, dtype=bool)
-    for errors in stated:
-        large |= believed(errors) < errors * (1 - 1e-12)
+    covariance = scores.covariance
+    for errors in (scores.stderr, None if covariance is None else np.sqrt(np.diag(covariance))):
+        if errors is not None:
+            large |= believed(errors) < errors * (1 - 1e-12)
     return [scores.clients[i] for i in np.flatnonzero(large)]
 
 
 def _check(
-    scores: Scores,
-    rule: Rule,
-    equal: float,
-    floor: float,
-    cap: float,
-    forfeits: Mapping[str, float],
-    negative: Negative,
+    scores: Scores, rule: Rule, equal: float, floor: float, cap: float, forfeits: Mapping[str, float],
     on_undefined: OnUndefined,
-) -> tuple[float, float, float, dict[str, float]]:
-    """Check all arguments; return the equal part, floor, cap and forfeits as float64."""
-    if not isinstance(scores, Scores):
-        raise InputError(f"shares takes Scores, got {type(scores).__name__}")
-    for name, given, allowed in (
-        ("rule", rule, Rule), ("negative", negative, Negative), ("on_undefined", on_undefined, OnUndefined)
-    ):  # fmt: skip
-        if given not in get_args(allowed):
-            raise InputError(f"{name} must be one of {', '.join(get_args(allowed))}, got {given!r}")
-    floor, cap = check_limits(scores, floor, cap)
+) -> tuple[float, float, float, dict[str, float]]:  # fmt: skip
+    if scores.score == "PANEL":
+        raise InputError("shares: PANEL ranks and pays nobody: the panel itself is divided, by rule 'hands'")
+    for name, choice, allowed in (("rule", rule, Rule), ("on_undefined", on_undefined, OnUndefined)):
+        if choice not in get_args(allowed):
+            raise InputError(f"{name} must be one of {', '.join(get_args(allowed))}, got {choice!r}")
+    floor, cap, n = _number("floor", floor), _number("cap", cap), scores.n
+    if not (floor >= 0 and floor * n <= 1 + 1e-12):
+        raise InputError(f"floor must lie between 0 and 1/N = {1 / n:.6g} for {n} clients, got {floor}")
+    if not (cap <= 1 and cap * n >= 1 - 1e-12):
+        raise InputError(f"cap must lie between 1/N = {1 / n:.6g} and 1 for {n} clients, got {cap}")
     equal = _part("equal", equal)
     if equal and rule not in ("fair", "fenced"):
         raise InputError(f"equal must be 0 under the rule {rule!r}, got {equal}")
@@ -585,32 +459,170 @@ def _check(
             f"rule 'impartial' needs scores whose entry i is client i's own report, in units of the gain, "
             f"and nothing else depends on it ({', '.join(sorted(SELF_REPORTED))}); {scores.score} is not"
         )
-    if rule == "impartial" and negative == "refuse":
-        raise InputError(
-            "rule 'impartial' needs negative='zero', got 'refuse': any client could stop all payment by "
-            "reporting a negative score"
-        )
     return equal, floor, cap, lost
 
 
-def _part(name: str, given: float) -> float:
-    found = _number(name, given)
-    if not 0 <= found <= 1:
-        raise InputError(f"{name} must lie between 0 and 1, got {found}")
-    return found
+def _number(name: str, setting: float) -> float:
+    if (value := number(setting)) is None:
+        raise InputError(f"{name} must be a number, got {setting!r:.100}")
+    return value
 
 
-def check_limits(scores: Scores, floor: float, cap: float) -> tuple[float, float]:
-    """Return the smallest and the largest share as float, or raise InputError if not all can be between."""
-    floor, cap, n = _number("floor", floor), _number("cap", cap), scores.n
-    if not (floor >= 0 and floor * n <= 1 + 1e-12):
-        raise InputError(f"floor must lie between 0 and 1/N = {1 / n:.6g} for {n} clients, got {floor}")
-    if not (cap <= 1 and cap * n >= 1 - 1e-12):
-        raise InputError(f"cap must lie between 1/N = {1 / n:.6g} and 1 for {n} clients, got {cap}")
-    return floor, cap
+def _part(name: str, setting: float) -> float:
+    if not 0 <= (part := _number(name, setting)) <= 1:
+        raise InputError(f"{name} must lie between 0 and 1, got {part}")
+    return part
 
 
-def _number(name: str, given: float) -> float:
-    if (found := number(given)) is None:
-        raise InputError(f"{name} must be a number, got {given!r:.100}")
-    return found
+# ----------------------------------------------------------------------------------------------- intervals
+
+Spans = Mapping[str, tuple[float, float]]
+"""Client -> lower and upper end of the interval of its share."""
+
+DRAWS = 4000
+"""How often scores are drawn; less often for more than 1000 clients."""
+STEP = 10_000
+"""Ends of intervals are rounded outwards to one part in this: further digits are those of the simulation."""
+VISIBLE = 0.1
+"""Shares differ visibly if they differ by more than this part of an equal share."""
+
+
+def share_intervals(
+    scores: Scores, divided: Shares, *, level: float = 0.95
+) -> dict[str, tuple[float, float]] | None:
+    """Return the interval of each share: what the rule would pay by scores that are free of error.
+
+    Scores are drawn around those that were measured, with their covariance (without one, errors count as
+    uncorrelated), 4000 times with a fixed seed, and further apart if the covariance is an estimate, to fit
+    Student's distribution. Each drawn vector is divided by the terms of the shares as if it were exact. The
+    interval holds the middle ``level`` of these shares, each on its own, and the share that is paid, rounded
+    outwards to 0.01 %. It is about the test set and, if the scores have ``training``, about what another
+    training would change. Under the rule "equal", it is the share itself. The result is None if the scores
+    have no errors (except under "equal"), or if they did not define the shares.
+
+    >>> s = Scores(score="ALPHA", clients=("A", "B"), values=[1, 3], raw=[1, 3], gain=4, stderr=[.1, .1])
+    >>> low, high = share_intervals(s, shares(s))["A"]
+    >>> round(low, 2), round(high, 2)
+    (0.21, 0.29)
+    """
+    if not isinstance(scores, Scores) or not isinstance(divided, Shares):
+        got = f"{type(scores).__name__} and {type(divided).__name__}"
+        raise InputError(f"share_intervals takes Scores and the Shares of them, got {got}")
+    if missing := [name for name in scores.clients if name not in divided]:
+        raise InputError(f"expected the shares of these scores, got some without client {missing[0]!r}")
+    if divided.rule == "hands":
+        raise InputError("share_intervals takes shares of Scores; for rule 'hands' see panel.share_errors")
+    tail = (1 - level_of(level)) / 2
+    if divided.rule == "equal":
+        return {name: (share, share) for name, share in divided.items()}
+    if divided.status != "ok" or error_of(scores) is None:
+        return None
+    clients, kind = scores.clients, _kinds(scores, divided)
+    order = np.argsort(kind, kind="stable")
+    scores, kind = in_order(scores, tuple(clients[i] for i in order)), kind[order]
+    drawn = _drawn(scores, pair_quantile_of(scores)(tail) / upper_quantile(tail))
+    rows = _divided(scores, drawn, divided)
+    rows = rows[~np.isnan(rows).any(axis=1)]
+    paid = np.array([divided[name] for name in scores.clients])
+    ends = np.quantile(rows, [tail, 1 - tail], axis=0) if len(rows) else np.stack([paid, paid])
+    for k, end in enumerate((np.minimum, np.maximum)):  # equal clients have one interval
+        ends[k] = end.reduceat(ends[k], np.flatnonzero(np.diff(kind, prepend=-1)))[kind]
+    low = np.floor(np.minimum(ends[0], paid) * STEP + 1e-5) / STEP  # what only rounding separates from a step
+    high = np.ceil(np.maximum(ends[1], paid) * STEP - 1e-5) / STEP  # is that step
+    ends_of = zip(low.tolist(), (high + 0.0).tolist(), strict=True)  # no minus zero
+    spans = dict(zip(scores.clients, ends_of, strict=True))
+    return {name: spans[name] for name in clients}
+
+
+def _kinds(scores: Scores, divided: Shares) -> npt.NDArray[np.int64]:
+    """Return 0, 1, ... per client, by score, error and forfeit; those equal in all of them share a number.
+
+    Scores are drawn in this order: neither the order of the clients nor their names matter then.
+    """
+    lost = np.array([divided.forfeits.get(name, 0.0) for name in scores.clients])
+    numbers = [scores.raw, lost, *([] if scores.stderr is None else [scores.stderr])]
+    numbers += [row for rows in (scores.sketch, scores.blocks) if rows is not None for row in rows]
+    return np.unique(np.stack(numbers, axis=1), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def _drawn(scores: Scores, wider: float) -> Rows:
+    """Return raw scores drawn around the measured ones, in pairs that mirror each other."""
+    pairs = int(min(DRAWS, max(DRAWS / 10, 1000 * DRAWS / scores.n))) // 2
+    normal = np.random.default_rng(0).standard_normal((pairs, scores.n))
+    if (covariance := covariance_of(scores)) is not None:
+        values, vectors = np.linalg.eigh(covariance)
+        root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T  # the one symmetric root
+        away = normal @ root
+    else:
+        error = error_of(scores)
+        assert error is not None
+        away = normal * error
+    return np.asarray(scores.raw + wider * np.concatenate([away, -away]), dtype=np.float64)
+
+
+def _divided(scores: Scores, drawn: Rows, terms: Shares) -> Rows:
+    """Return the shares of each drawn vector as if it were exact; a row of NaN where there are none."""
+    floor, cap = terms.floor, terms.cap
+    remaining = 1 - np.array([terms.forfeits.get(name, 0.0) for name in scores.clients])
+    if terms.rule == "impartial":
+        part = np.clip(drawn, 0.0, scores.gain) / scores.gain
+        others = part.sum(axis=1, keepdims=True) - part
+        return np.asarray(remaining * np.clip((1 - others / (scores.n - 1)) / scores.n, floor, cap))
+    positive = np.maximum(drawn, 0.0)
+    positive[positive <= rounding(drawn)] = 0.0
+    total = positive.sum(axis=1, keepdims=True)
+    part = np.divide(positive, total, out=np.full(drawn.shape, np.nan), where=total > 0)
+    if terms.rule == "fenced":
+        part = cut(part, counts_of(drawn, pooled_error(scores) or 0.0))[0]
+    if terms.equal:
+        takes = drawn >= -rounding(drawn)
+        among = np.maximum(1, np.count_nonzero(takes, axis=1, keepdims=True))
+        part = (1 - terms.equal) * part + terms.equal * takes / among
+    return np.asarray(remaining * (part if (floor, cap) == (0.0, 1.0) else _between(part, floor, cap)))
+
+
+def amounts_within(spans: Spans, paid: Payouts) -> dict[str, tuple[Decimal, Decimal]]:
+    """Return the interval of each amount: that of its share, of the budget, rounded outwards to the cent."""
+    within, budget = {}, paid.cents(paid.budget)
+    for name, (low, high) in spans.items():
+        amount = paid.cents(paid[name])
+        down, up = budget * round(low * STEP) // STEP, -(-budget * round(high * STEP) // STEP)
+        if low == high:
+            down = up = amount
+        within[name] = money_of(min(down, amount), paid.currency), money_of(max(up, amount), paid.currency)
+    return within
+
+
+@dataclass(frozen=True)
+class PaidApart:
+    """Two members who are statistically indistinguishable but visibly paid apart."""
+
+    more: str  # the better paid
+    less: str
+    pairs: int  # how many such pairs there are in all
+
+
+def visible_gaps(scores: Scores, divided: Shares, better: npt.NDArray[np.bool_] | None = None) -> Rows:
+    """Return by how much the share of i exceeds that of j, shape (N, N); 0 unless it is a tie paid apart.
+
+    Clients who forfeit are left out: the rule did not pay them apart.
+    """
+    if better is None:
+        better = compare_pairs(scores).better
+    share = np.array([divided[name] for name in scores.clients])
+    gap = share[:, None] - share[None, :]
+    visible = ~(better | better.T) & (gap > VISIBLE / scores.n + 1e-9)
+    keeps = np.array([not divided.forfeits.get(name) for name in scores.clients])
+    return np.where(visible & keeps[:, None] & keeps[None, :], gap, 0.0)
+
+
+def paid_apart(
+    scores: Scores, divided: Shares, better: npt.NDArray[np.bool_] | None = None
+) -> PaidApart | None:
+    """Return the pair of indistinguishable clients whose shares differ most, if they differ visibly."""
+    gap = visible_gaps(scores, divided, better)
+    if not gap.any():
+        return None
+    largest = np.argwhere(gap >= gap.max() - 1e-9)  # equal up to rounding: by name
+    more, less = min((scores.clients[i], scores.clients[j]) for i, j in largest)
+    return PaidApart(more, less, int(np.count_nonzero(gap)))

@@ -3,12 +3,9 @@ r"""The scores that work under secure aggregation, computed from two reported nu
 Equation numbers are those of "Beyond Leave-One-Out: Private and Robust Contribution Evaluation in Federated
 Learning" (the paper). fedmerit corrects four slips there: eq. 1 needs the *inverse* binomial
 (:func:`fedmerit.shapley`); the sum in the denominator of EE runs over j; the proof of Theorem 1 has a minus
-where alpha has a plus; and a score can be linear, efficient and compatible with secure aggregation, as
-:func:`surplus` is all three.
+where alpha has a plus; and :func:`surplus` is linear, efficient and compatible with secure aggregation.
 
-Every score but :func:`aumann_shapley` takes :class:`~fedmerit.Reports` and returns
-:class:`~fedmerit.Scores`. ``raw`` is the vector
-before normalisation; rankings follow it. ``status`` says what the normalisation did to the order:
+``Scores.status`` says what the normalisation did to the order of ``Scores.raw``:
 
 ==========  ==============================================================================================
 ok          ``values`` orders the clients as ``raw`` does
@@ -21,7 +18,7 @@ undefined   every denominator is zero, or there is nothing to distribute: equal 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -39,49 +36,33 @@ from fedmerit.scoring.validate import A_NUMBER, LARGEST, floats, names_of, seque
 
 
 def sum_of_others(values: Vector) -> Vector:
-    """Return the sums over j != i, in twice the working precision: right to the last bit; equals stay equal.
+    """Return the sums over j != i in twice the working precision; equals stay equal.
 
     >>> sum_of_others(np.array([1e17, 1.0, 2.0]))[0]
     np.float64(3.0)
     """
     high = math.fsum(values)
     low = math.fsum([*values.tolist(), -high])  # what the total lost to rounding
-    left = high - values
-    step = left - high
-    lost = (high - (left - step)) - (values + step)  # what each difference lost to rounding (TwoSum)
-    return left + (lost + low)
+    others = high - values
+    step = others - high
+    lost = (high - (others - step)) - (values + step)  # what each difference lost to rounding (TwoSum)
+    return others + (lost + low)
 
 
-def mean_of_others(said: Vector) -> Vector:
-    return sum_of_others(said) / (said.size - 1)
+def mean_of_others(values: Vector) -> Vector:
+    return sum_of_others(values) / (values.size - 1)
 
 
-def median_of_others(said: Vector) -> Vector:
+def median_of_others(values: Vector) -> Vector:
     """Return the medians over j != i from one sort: removing position p shifts what comes after it."""
-    order = np.argsort(said, kind="stable")
-    ordered = said[order]
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
     position = np.empty_like(order)
-    position[order] = np.arange(said.size)
-    left = said.size - 1
-    low, high = (left - 1) // 2, left // 2
+    position[order] = np.arange(values.size)
+    others = values.size - 1
+    low, high = (others - 1) // 2, others // 2
     middle: Vector = (ordered[low + (position <= low)] + ordered[high + (position <= high)]) / 2
     return middle
-
-
-def trimmed_mean_of_others(said: Vector) -> Vector:
-    """Return the means over j != i without the lowest and the highest; these two enter no sum.
-
-    In the order x_1 <= ... <= x_N, nobody's mean uses x_1 or x_N. For each client, one more of the N - 2
-    values between them is dropped: its own or, if its own is x_1 or x_N, the neighbouring one.
-
-    >>> trimmed_mean_of_others(np.array([1.0, 2.0, 3.0, 4.0, 1e20]))
-    array([3.5, 3.5, 3. , 2.5, 2.5])
-    """
-    order = np.argsort(said, kind="stable")
-    lost = np.empty_like(order)
-    lost[order] = np.clip(np.arange(said.size) - 1, 0, said.size - 3)
-    mean: Vector = mean_of_others(said[order][1:-1])[lost]
-    return mean
 
 
 # ---------------------------------------------------------------------------------------------------- pots
@@ -94,6 +75,8 @@ NORMALISED = frozenset({
 })  # fmt: skip
 """Codes of the notes about the status of FP and EE."""
 
+_EPSILON = float(np.finfo(np.float64).eps)
+
 Candidate = tuple[str, Vector, Vector]
 """The name of a raw vector, the vector, and a bound on the rounding error of each entry."""
 
@@ -104,11 +87,11 @@ def noise(reports: Reports) -> Vector:
     .. math:: 2 \epsilon \, (|v(M_0)| + |v(M)| + |v(M_0 + U_i)| + |v(M - U_i)|), \qquad \epsilon = 2^{-52}
     """
     shared = abs(reports.empty) + abs(reports.grand)
-    return 2 * np.finfo(np.float64).eps * (shared + np.abs(reports.alone) + np.abs(reports.without))
+    return 2 * _EPSILON * (shared + np.abs(reports.alone) + np.abs(reports.without))
 
 
 def share_out(
-    score: str, candidates: Iterable[Candidate], reports: Reports, pot: Pot, stderr: Vector | None
+    score: str, candidates: Sequence[Candidate], reports: Reports, pot: Pot, stderr: Vector | None
 ) -> Scores:
     r"""Rescale the first candidate x whose sum is not zero, so that it adds up to the pot.
 
@@ -121,14 +104,11 @@ def share_out(
         raise InputError(f"pot must be 'grand' (v(M)) or 'gain' (v(M) - v(M0)), got {pot!r}")
     amount = reports.grand if pot == "grand" else reports.gain
     about = partial(Note, score=score, round=reports.round)
-    ranked_by: Vector | None = None
     status: Status = "ok"
-    zero: list[str] = []  # candidates whose sum is zero
     note: Note | None = None
-    equal = np.full(reports.n, amount / reports.n)
-    values = equal
+    values = equal = np.full(reports.n, amount / reports.n)
+    zero: list[str] = []  # candidates whose sum is zero
     for name, raw, lost in candidates:
-        ranked_by = raw if ranked_by is None else ranked_by
         total = math.fsum(raw)
         if abs(total) <= max(1e-12 * math.fsum(np.abs(raw)), math.fsum(lost)):
             zero.append(name)
@@ -141,25 +121,19 @@ def share_out(
         break
     else:
         status, note = "undefined", about("split-equally", zero=zero)
-    if _is_nothing(amount, reports, pot):
+    shared = abs(reports.empty) + abs(reports.grand) if pot == "gain" else 0.0
+    if abs(amount) <= 2 * _EPSILON * shared:  # a gain is a difference, so a rounding error counts as zero too
         values, status = equal, "undefined"
         note = about("empty-up-to-rounding" if amount else "empty-pot")
-    assert ranked_by is not None
     return Scores(
-        score=score, clients=reports.clients, values=values, raw=ranked_by, gain=reports.gain, status=status,
-        stderr=stderr, notes=(note,) if note else (),
+        score=score, clients=reports.clients, values=values, raw=candidates[0][1], gain=reports.gain,
+        status=status, stderr=stderr, notes=(note,) if note else (),
     )  # fmt: skip
-
-
-def _is_nothing(amount: float, reports: Reports, pot: Pot) -> bool:
-    """Return whether the pot is zero; a gain is a difference, so a rounding error counts as zero too."""
-    shared = abs(reports.empty) + abs(reports.grand) if pot == "gain" else 0.0
-    return bool(abs(amount) <= 2 * np.finfo(np.float64).eps * shared)
 
 
 # ---------------------------------------------------------------------------------------------- the scores
 
-Combine = Literal["mean", "median", "trimmed"]
+Combine = Literal["mean", "median"]
 
 
 def loo(reports: Reports) -> Scores:
@@ -187,17 +161,14 @@ def ioi(reports: Reports) -> Scores:
 
 
 def alpha(reports: Reports, *, empty: Empty = "model") -> Scores:
-    r"""Return the mean of LOO and IOI (eq. 3): raw, signed, never reversed. fedmerit ranks and pays by it.
+    r"""Return the mean of LOO and IOI (eq. 3): raw, signed, never reversed; it pays where members report.
 
     .. math:: \alpha(i) = \frac{[v(M) - v(M - U_i)] + [v(M_0 + U_i) - v(M_0)]}{2}
 
-    It equals the Shapley value exactly in games where at most two clients interact at a time, and hence up
-    to third order in the updates for a smooth utility.
-
-    Args:
-        reports: of one round.
-        empty: what nobody's coalition is worth: ``"model"`` is v(M0), as in the paper; ``"zero"`` is 0, as in
-            the code published with it. Every alpha then grows by v(M0)/2 and has no standard error.
+    It equals the Shapley value in games where at most two clients interact at a time, and hence up to third
+    order in the updates for a smooth utility. ``empty`` is what nobody's coalition is worth: v(M0)
+    (``"model"``), as in the paper, or 0 (``"zero"``), as in the code published with it. Every alpha then
+    grows by v(M0)/2 and has no standard error.
 
     >>> alpha(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).values
     array([0., 1., 2.])
@@ -212,13 +183,9 @@ def fp(reports: Reports, *, pot: Pot = "grand", empty: Empty = "model") -> Score
 
     .. math:: \mathrm{FP}(i) = \frac{\alpha(i)}{\sum_{j=1}^N \alpha(j)} \cdot v(M)
 
-    If the denominator is zero, LOO takes the place of alpha, then IOI (the paper's Remark 1).
-
-    Args:
-        reports: of one round.
-        pot: ``"grand"`` distributes v(M) as the paper does, ``"gain"`` distributes v(M) - v(M0).
-        empty: see :func:`alpha`. With ``"zero"`` and a utility that is not negative, like accuracy, the sum
-            of alpha is negative only if models collapse: signs hardly ever turn.
+    If the denominator is zero, LOO takes the place of alpha, then IOI (the paper's Remark 1). ``pot="grand"``
+    distributes v(M) as the paper does, ``"gain"`` distributes v(M) - v(M0). ``empty`` is explained at
+    :func:`alpha`; with ``"zero"`` and a utility like accuracy, signs hardly ever turn.
 
     >>> fp(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).values
     array([0., 1., 2.])
@@ -248,43 +215,35 @@ def ee(reports: Reports, *, pot: Pot = "grand", combine: Combine = "mean", empty
 
     ``raw`` is (beta + gamma)/2. Client i's own report does not enter ``raw[i]``; it does enter i's rank and,
     through the denominator, i's share. If the denominator is zero, gamma alone is used, then beta alone.
-
-    Args:
-        reports: of one round.
-        pot: see :func:`fp`.
-        combine: how the others' reports are combined: their mean (as in the paper), their median, or their
-            mean without the lowest and the highest (``"trimmed"``). The median gives at most three values.
-        empty: see :func:`alpha`.
+    ``combine="median"`` takes the median of the others' reports in the place of their mean; it gives at most
+    three values. ``pot`` and ``empty`` are explained at :func:`fp` and :func:`alpha`.
 
     >>> ee(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).values
     array([0.75, 1.  , 1.25])
     """
     _check(reports, "EE", everyone=True)
     reports = _played(reports, empty)
-    if combine not in tuple(_OTHERS):
-        raise InputError(f"combine must be one of {', '.join(_OTHERS)}, got {combine!r}")
-    if combine == "trimmed" and reports.n < 4:
-        raise UndefinedScore(f'{reports.where}combine="trimmed" needs at least 4 clients, got {reports.n}')
-    others = _OTHERS[combine]
+    if combine not in ("mean", "median"):
+        raise InputError(f"combine must be 'mean' or 'median', got {combine!r}")
+    others = mean_of_others if combine == "mean" else median_of_others
     beta = reports.grand - reports.alone
     gamma = reports.without - reports.empty
     coalition = 2 * (reports.n - 1)  # a mean over N-1 others, each about a coalition of N-1
     lost = others(noise(reports)) / coalition  # a false report that is not counted costs no precision
     candidates = tuple(
-        (name, others(said) / coalition, lost)
-        for name, said in (("beta + gamma", beta + gamma), ("gamma", 2 * gamma), ("beta", 2 * beta))
+        (name, others(r) / coalition, lost)
+        for name, r in (("beta + gamma", beta + gamma), ("gamma", 2 * gamma), ("beta", 2 * beta))
     )
     return share_out("EE", candidates, reports, pot, stderr=None)
 
 
 def surplus(reports: Reports) -> Scores:
-    r"""Return alpha plus an equal share of the rest of the gain.
+    r"""Return alpha plus an equal share of the rest of the gain: linear, and it adds up to the gain.
 
     .. math:: \mathrm{SUR}(i) = \alpha(i) + \frac{v(M) - v(M_0) - \sum_j \alpha(j)}{N}
 
-    It is linear, adds up to the gain, and needs the same two numbers per client as alpha, but from everyone
-    in the sum. It is the mean of the CIS and ENSC values of game theory. A null player does not get 0, so it
-    serves bookkeeping, not payment.
+    It is the mean of the CIS and ENSC values of game theory, and needs a report from everyone in the sum. A
+    null player does not get 0, so it serves bookkeeping, not payment.
 
     >>> surplus(Reports(empty=0, grand=6, alone=[0, 1, 2], without=[6, 5, 4])).values
     array([1., 2., 3.])
@@ -292,7 +251,7 @@ def surplus(reports: Reports) -> Scores:
     _check(reports, "SURPLUS", everyone=True)
     share = _alpha(reports)
     share = share + (reports.gain - math.fsum(share)) / reports.n
-    return _linear("SURPLUS", share, reports, None)
+    return _linear("SURPLUS", share, reports)
 
 
 def solo(reports: Reports) -> Scores:
@@ -300,24 +259,19 @@ def solo(reports: Reports) -> Scores:
 
     .. math:: \mathrm{SOLO}(i) = v(M^{\{i\}}) - v(M^{\emptyset})
 
-    These are the singleton coalitions of the retraining game. Only one scalar leaves the client, and nobody
-    else can check it.
+    These are the singleton coalitions of the retraining game. Nobody but the client can check it.
 
     >>> solo(Reports(empty=0, grand=2, alone=[0, 1], without=[1, 0], solo=[.5, .75], solo_empty=.25)).values
     array([0.25, 0.5 ])
     """
     _check(reports, "SOLO")
     if reports.solo is None or reports.solo_empty is None:
-        raise UndefinedScore(
-            f"{reports.where}SOLO needs the utility of models trained alone (solo=, solo_empty=)"
-        )
-    return _linear("SOLO", reports.solo - reports.solo_empty, reports, None)
+        raise UndefinedScore(f"{reports.where}SOLO needs the utility of models trained alone (solo=)")
+    return _linear("SOLO", reports.solo - reports.solo_empty, reports)
 
 
 def cos(reports: Reports) -> Scores:
-    """Return COS: the cosine of a client's update and the aggregate's, reported by the client itself.
-
-    None or NaN, as for a zero update, counts as 0, with a note.
+    """Return COS: the cosine of a client's update and the aggregate's; without one 0, with a note.
 
     >>> cos(Reports(empty=0, grand=2, alone=[0, 1], without=[1, 0], cosine=[0.5, None])).values
     array([0.5, 0. ])
@@ -327,11 +281,9 @@ def cos(reports: Reports) -> Scores:
         raise UndefinedScore(f"{reports.where}COS needs the clients' cosines (cosine=)")
     null = np.isnan(reports.cosine)
     notes = tuple(
-        Note("no-cosine", client=name, round=reports.round)
-        for name, gone in zip(reports.clients, null, strict=True)
-        if gone
+        Note("no-cosine", client=reports.clients[i], round=reports.round) for i in np.flatnonzero(null)
     )
-    return _linear("COS", np.where(null, 0.0, reports.cosine), reports, None, notes)
+    return _linear("COS", np.where(null, 0.0, reports.cosine), reports, notes=notes)
 
 
 def influence(
@@ -343,7 +295,6 @@ def influence(
         r_i = [v(M) - v(M_0 + U_i)] + [v(M - U_i) - v(M_0)], \quad T = \sum_k r_k
 
     Entry [i, j] is the weight of reporter i in the score of client j. Columns sum to 1; the diagonal is 0.
-    ``empty`` is explained at :func:`alpha`.
 
     >>> influence(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).round(3)
     array([[0.   , 0.75 , 0.6  ],
@@ -352,13 +303,13 @@ def influence(
     """
     _check(reports, "influence", everyone=True)
     reports = _played(reports, empty)
-    said = (reports.grand - reports.alone) + (reports.without - reports.empty)
-    about = sum_of_others(said)
-    zero = np.flatnonzero(np.abs(about) <= sum_of_others(1e-12 * np.abs(said) + noise(reports)))
+    r = (reports.grand - reports.alone) + (reports.without - reports.empty)
+    about = sum_of_others(r)
+    zero = np.flatnonzero(np.abs(about) <= sum_of_others(1e-12 * np.abs(r) + noise(reports)))
     if zero.size:
         name = reports.clients[zero[0]]
         raise UndefinedScore(f"{reports.where}the others' reports on client {name!r} add up to zero")
-    matrix = said[:, None] / about[None, :]
+    matrix = r[:, None] / about[None, :]
     np.fill_diagonal(matrix, 0.0)
     return matrix
 
@@ -371,29 +322,20 @@ def cos_model(updates: npt.ArrayLike, start: npt.ArrayLike, clients: Iterable[st
 
     .. math:: \frac{\langle M_0 + U_i, M \rangle}{\| M_0 + U_i \| \, \| M \|}, \qquad M = M_0 + \sum_j U_j
 
-    All models contain M0, so the values are close to 1 and to each other; :func:`cos` compares updates.
-    ``gain`` is 0: a cosine divides nothing.
-
-    Args:
-        updates: U_i, shape (N, P); they sum up to M - M0.
-        start: M0, shape (P,).
-        clients: names; by default ``client-0``, ``client-1``, ...
-
-    Raises:
-        UndefinedScore: one of the models is zero.
+    ``updates`` are U_i, shape (N, P), which sum up to M - M0; ``start`` is M0, shape (P,). All models contain
+    M0, so the values are close to 1 and to each other; :func:`cos` compares updates. ``gain`` is 0: a cosine
+    divides nothing. It is undefined if one of the models is zero.
 
     >>> cos_model([[3, 0], [0, 1]], [0, 3], ["A", "B"]).values.round(2)        # (3, 3) and (0, 4) with (3, 4)
     array([0.99, 0.8 ])
     """
-    moves = _matrix(updates, "updates", "client", "COS-MODEL")
-    first = _matrix(np.asarray(start)[None], "start", "model", "COS-MODEL")[0]
-    if moves.shape[1] != len(first):
-        raise ReportError(
-            f"COS-MODEL: expected updates and start of the same length, got {moves.shape[1]} and {len(first)}"
-        )
+    moves = matrix_of(updates, "updates", "client", "COS-MODEL")
+    first = matrix_of(np.asarray(start)[None], "start", "model", "COS-MODEL")[0]
+    if (p := moves.shape[1]) != (q := len(first)):
+        raise ReportError(f"COS-MODEL: expected updates and start of the same length, got {p} and {q}")
     products, squares, whole = np.zeros(len(moves)), np.zeros(len(moves)), 0.0
-    for begin in range(0, len(first), _COLUMNS):
-        part = slice(begin, begin + _COLUMNS)
+    for begin in range(0, len(first), COLUMNS):
+        part = slice(begin, begin + COLUMNS)
         own, base = moves[:, part].astype(np.float64), first[part].astype(np.float64)
         grand, alone = base + own.sum(0), base + own
         products, squares = products + alone @ grand, squares + (alone * alone).sum(1)
@@ -420,10 +362,10 @@ def aumann_shapley(
     .. math:: \phi_i = \langle U_i, \bar g \rangle, \qquad
         \bar g = \int_0^1 \nabla v(M_0 + t (M - M_0)) \, dt
 
-    It is the value of the continuous game :math:`v(M_0 + \sum_i t_i U_i)` (Aumann & Shapley 1974). It is
-    linear in the update, adds up to v(M) - v(M0) up to the error of the integral, and does not change if a
-    client splits into two. :func:`fedmerit.simulation.direction.direction` computes the gradient. ``gain`` is
-    the sum of the scores.
+    It is the value of the continuous game :math:`v(M_0 + \sum_i t_i U_i)` (Aumann & Shapley 1974): linear in
+    the update, adding up to v(M) - v(M0) up to the error of the integral, and unchanged if a client splits
+    into two. :func:`fedmerit.simulation.direction.direction` computes the gradient. A gradient that is zero
+    everywhere leaves it undefined. ``gain`` is the sum of the scores.
 
     With the gradient of each of B >= 2 blocks of the test set, ``stderr`` is the root of the diagonal of
     ``covariance`` (see :class:`~fedmerit.Scores`), with B - 1 degrees of freedom.
@@ -432,27 +374,21 @@ def aumann_shapley(
         updates: U_i, shape (N, P); they sum up to M - M0.
         gradient: shape (P,), or (B, P) by block of the test set.
         clients: names; by default ``client-0``, ``client-1``, ...
-        sizes: samples in each block, shape (B,); by default all blocks are of the same size.
-
-    Raises:
-        UndefinedScore: if the gradient of the whole test set is zero: there is no gain to divide.
+        sizes: samples in each block, shape (B,); by default equal.
 
     >>> two = aumann_shapley([[1, 0], [0, 1]], [[4, 1], [2, 3]], ["A", "B"])  # v = 3 x + 2 y on the whole
     >>> two.as_dict(), two.gain, two.stderr
     ({'A': 3.0, 'B': 2.0}, 5.0, array([1., 1.]))
     """
-    moves, slopes = _matrix(updates, "updates", "client"), _matrix(gradient, "gradient", "block")
-    if moves.shape[1] != slopes.shape[1]:
-        raise ReportError(
-            "PHI: expected updates and gradient of the same length, "
-            f"got {moves.shape[1]} and {slopes.shape[1]}"
-        )
+    moves, slopes = matrix_of(updates, "updates", "client"), matrix_of(gradient, "gradient", "block")
+    if (p := moves.shape[1]) != (q := slopes.shape[1]):
+        raise ReportError(f"PHI: expected updates and gradient of the same length, got {p} and {q}")
     products = np.zeros((len(slopes), len(moves)))
     sizes = np.ones(len(slopes)) if sizes is None else sizes
     weights = _block_weights(sizes, len(slopes))
     zero = True
-    for start in range(0, moves.shape[1], _COLUMNS):
-        part = slice(start, start + _COLUMNS)
+    for start in range(0, moves.shape[1], COLUMNS):
+        part = slice(start, start + COLUMNS)
         block = slopes[:, part].astype(np.float64)
         products += block @ moves[:, part].astype(np.float64).T
         zero = zero and not (weights @ block).any()
@@ -469,42 +405,38 @@ def from_blocks(
     >>> from_blocks([[4, 1], [2, 3]], [1, 3]).values
     array([2.5, 2.5])
     """
-    found = floats(products, "PHI: products")
-    weights = _block_weights(sizes, len(found))
-    names = names_of(() if clients is None else clients, found.shape[1], "PHI: ")
-    several = len(found) > 1
-    values = np.array([math.fsum(column) for column in (weights[:, None] * found).T])
-    made = Scores(
-        score="PHI", clients=names, values=values, raw=values, gain=math.fsum(values),
-        blocks=found if several else None, sizes=floats(sizes, "PHI: sizes") if several else None,
-    )  # fmt: skip
-    covariance = made.covariance
-    return made if covariance is None else replace(made, stderr=np.sqrt(np.diag(covariance)))
+    blocks = floats(products, "PHI: products")
+    weights = _block_weights(sizes, len(blocks))
+    names = names_of(() if clients is None else clients, blocks.shape[1], "PHI: ")
+    values = np.array([math.fsum(column) for column in (weights[:, None] * blocks).T])
+    scores = Scores(score="PHI", clients=names, values=values, raw=values, gain=math.fsum(values))
+    if len(blocks) == 1:
+        return scores
+    scores = replace(scores, blocks=blocks, sizes=floats(sizes, "PHI: sizes"))
+    return replace(scores, stderr=None if scores.covariance is None else np.sqrt(np.diag(scores.covariance)))
 
 
-_COLUMNS = 1 << 20
+COLUMNS = 1 << 20
 """Coordinates of updates at a time: their products are in float64."""
 
 
-def _matrix(values: Any, what: str, row: str, score: str = "PHI") -> npt.NDArray[Any]:
+def matrix_of(values: Any, what: str, row: str, score: str = "PHI") -> npt.NDArray[Any]:
     """Return real, finite numbers as a matrix, without a copy if they are in an array."""
-    given = sequence(values, f"{score}: {what}")
-    array = given if isinstance(given, np.ndarray) and given.dtype.kind in "iuf" else floats(given, what)
+    listed = sequence(values, f"{score}: {what}")
+    array = listed if isinstance(listed, np.ndarray) and listed.dtype.kind in "iuf" else floats(listed, what)
     if array.ndim == 1 and what == "gradient":
         array = array[None]
     if array.ndim != 2 or not array.size:
         expected = "(P,) or (blocks, P)" if what == "gradient" else "(clients, P)"
         raise ReportError(f"{score}: {what} must have shape {expected}, none of them 0, got {array.shape}")
-    for place, one in enumerate(array):
-        if not max(-float(one.min()), float(one.max())) <= LARGEST:  # false also if one is NaN
-            raise ReportError(
-                f"{score}: {what}: every value must be {A_NUMBER}; {row} {place} has another one"
-            )
+    for place, vector in enumerate(array):
+        if not max(-float(vector.min()), float(vector.max())) <= LARGEST:  # false also with a NaN
+            problem = f"every value must be {A_NUMBER}; {row} {place} has another one"
+            raise ReportError(f"{score}: {what}: {problem}")
     return array
 
 
 def _block_weights(sizes: npt.ArrayLike, blocks: int) -> Vector:
-    """Return the share of each block in the test set."""
     counts = floats(sizes, "PHI: sizes")
     if counts.shape != (blocks,) or not (counts > 0).all() or not (counts <= LARGEST).all():
         raise ReportError(f"PHI: sizes must be {blocks} positive numbers, one per block, got {sizes!r:.100}")
@@ -516,16 +448,13 @@ def _block_weights(sizes: npt.ArrayLike, blocks: int) -> Vector:
 
 @dataclass(frozen=True)
 class Score:
-    """An entry of the catalogue: a score's function and name, where it is defined, and what it needs.
-
-    ``reported``: whether ``function`` takes :class:`~fedmerit.Reports`, and nothing else.
-    """
+    """An entry of the catalogue: a score's function and name, where it is defined, and what it needs."""
 
     function: Callable[..., Scores]
     title: str
     equation: str
     needs: str
-    reported: bool = True
+    reported: bool = True  # whether ``function`` takes `Reports` and nothing else
 
 
 SCORES = {
@@ -538,13 +467,7 @@ SCORES = {
     "SOLO": Score(solo, "trained alone", "beyond the paper", "solo, solo_empty"),
     "COS": Score(cos, "cosine of updates", "section 5.1, in words", "cosine"),
     "COS-MODEL": Score(cos_model, "cosine of models", "section 5.1, formula", "updates, M0", reported=False),
-    "PHI": Score(
-        aumann_shapley,
-        "Aumann-Shapley",
-        "beyond the paper",
-        "updates, gradient of the utility",
-        reported=False,
-    ),
+    "PHI": Score(aumann_shapley, "Aumann-Shapley", "beyond the paper", "updates, gradient", reported=False),
 }
 """Every score of one round, by its name in files and on the command line."""
 
@@ -552,33 +475,34 @@ _COMPUTED: WeakKeyDictionary[Reports, dict[str, Scores]] = WeakKeyDictionary()
 
 
 def score_of(reports: Reports, name: str) -> Scores:
-    """Return a score of the catalogue, computed once: sums over rounds ask for the same ones again and again.
-
-    Raises:
-        UndefinedScore: these reports do not give it.
-    """
+    """Return a score of the catalogue, computed once per reports."""
     computed = _COMPUTED.setdefault(reports, {})
     if name not in computed:
         computed[name] = SCORES[name].function(reports)
     return computed[name]
 
 
-_OTHERS: dict[str, Callable[[Vector], Vector]] = {
-    "mean": mean_of_others,
-    "median": median_of_others,
-    "trimmed": trimmed_mean_of_others,
-}
+def scores_of(reports: Reports) -> dict[str, Scores | None]:
+    """Return every score of one round whose inputs were reported; a silent client makes some None."""
+    inputs = {"SOLO": reports.solo, "COS": reports.cosine}
+    scores: dict[str, Scores | None] = {}
+    for name, entry in SCORES.items():
+        if entry.reported and inputs.get(name, reports) is not None:
+            try:
+                scores[name] = score_of(reports, name)
+            except UndefinedScore:
+                scores[name] = None
+    return scores
 
 
 def _sketched(reports: Reports) -> dict[str, Any]:
-    """Return what the reports say about how the clients' errors of alpha hang together."""
     return {} if reports.sketch is None else {"sketch": reports.sketch.T, "freedom": reports.freedom}
 
 
 def _played(reports: Reports, empty: Empty) -> Reports:
     """Return the reports of the game in which nobody's coalition is worth v(M0), or 0.
 
-    Standard errors are of differences from v(M0), so with 0 there are none.
+    Standard errors are those of differences from v(M0), so with 0 there are none.
     """
     if empty == "model":
         return reports
@@ -599,21 +523,14 @@ def _check(reports: Reports, score: str, *, everyone: bool = False) -> None:
     if not isinstance(reports, Reports):
         raise ReportError(f"{score} takes Reports, got {type(reports).__name__}")
     if everyone and reports.silent:
-        names = ", ".join(reports.silent)
-        raise UndefinedScore(
-            f"{reports.where}{score} needs a report from everyone in the sum; silent: {names}"
-        )
+        problem = f"needs a report from everyone in the sum; silent: {', '.join(reports.silent)}"
+        raise UndefinedScore(f"{reports.where}{score} {problem}")
 
 
 def _linear(
-    score: str, raw: Vector, reports: Reports, stderr: Vector | None, notes: tuple[str, ...] = ()
+    score: str, raw: Vector, reports: Reports, stderr: Vector | None = None, notes: tuple[str, ...] = ()
 ) -> Scores:
     return Scores(
-        score=score,
-        clients=reports.clients,
-        values=raw,
-        raw=raw,
-        gain=reports.gain,
-        stderr=stderr,
+        score=score, clients=reports.clients, values=raw, raw=raw, gain=reports.gain, stderr=stderr,
         notes=notes,
-    )
+    )  # fmt: skip

@@ -1,11 +1,7 @@
 """A member of one attempt at one round. It takes the server's bytes and returns its own; it does no I/O.
 
-A client can be saved between messages (`dump`, `restore`), because over a transport each message may reach a
-new process. A dump holds the round's secrets. Store it encrypted or with mode 600, write it BEFORE you send
-the message that the client has just made, and never restore an older one. The same goes for `Released`, which
-outlives the round.
-
-`audit.replay` shows an auditor what a member put into the sum, given what `Client.opening` returns.
+Between messages a client can be saved (`dump`, `restore`). A dump holds the round's secrets: write it, and
+`Released`, BEFORE you send the message that the client has just made, and never restore an older one.
 `masked_again`, `project` and `open_pair` prove, long after the round, what `naming` asks for.
 """
 
@@ -14,27 +10,38 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted
+from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted, placing
 from fedmerit.identity import verifies
 from fedmerit.secagg import masks
-from fedmerit.secagg.audit import Opening
+from fedmerit.secagg.masks import RING
 from fedmerit.secagg.messages import (
     DECLINE,
+    Advertise,
+    Body,
+    Check,
+    Complaint,
+    Dealt,
+    Decline,
     Head,
+    Masked,
+    ReleasedShare,
+    Share,
+    Stale,
+    State,
+    Unmask,
     digest_of,
+    dump_state,
+    load_state,
     open_broadcast,
-    open_message,
-    placed,
     seal,
     seen_of,
 )
 from fedmerit.secagg.naming import (
-    RING,
     Direction,
     MaskTable,
     direction_digest,
@@ -43,13 +50,11 @@ from fedmerit.secagg.naming import (
     refuse_direction,
 )
 from fedmerit.secagg.quantise import Words, seed_bytes
-from fedmerit.secagg.setting import Setting, Task, Update, pack
-from fedmerit.secagg.state import Released, State, dump_state, load_state, update_digest
+from fedmerit.secagg.setting import STAGES, Released, Setting, Task, Update, pack, update_digest
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-__all__ = ["Client"]
 
 LEAST_SHUT = 2  # masks with members of the sum that are never opened
 
@@ -59,15 +64,11 @@ LEAST_SHUT = 2  # masks with members of the sum that are never opened
 class Client:
     """One member. Call the stages in order, each with the list of heads the server showed after the last.
 
-    A member reports whatever it finds wrong as a `ProtocolError` that names stage, member and reason. Such an
-    error stops the client for good, unless the bytes were unreadable or the message came out of turn. Any
-    other error in the middle of a stage, such as a lack of memory, stops it too. A stopped client can still
-    `decline`. A bad share is no error: the member complains about its dealer and goes on.
+    A `ProtocolError` says what a member found wrong. It stops the client for good, unless the bytes were
+    unreadable or the message came out of turn; so does any other error in the middle of a stage. A stopped
+    client can still `decline`. After a bad share, the member complains about its dealer and goes on.
 
     Args:
-        setting: the attempt.
-        name: of this member.
-        identity: its private key on the roster.
         released: what it must never do again; it outlives the attempt.
         counter: a number that grows with every state this member stores, so that others notice an older one.
         peers: the counters and tokens of others as `tokens` returned them last, in any attempt.
@@ -105,11 +106,6 @@ class Client:
         return "stopped" if self._state.stopped else self._state.stage
 
     @property
-    def clipped(self) -> int:
-        """The number of coordinates that were cut to the bound, if the encoding clips."""
-        return self._state.clipped
-
-    @property
     def survivors(self) -> tuple[str, ...]:
         """The members whose masked inputs are in the sum; known after `check`."""
         return tuple(self._state.survivors)
@@ -120,14 +116,17 @@ class Client:
         return tuple(name for name in self._state.dealers if name not in self._state.shares)
 
     @property
+    def sent(self) -> str:
+        """The hash of this member's masked words, as the ledger records it; known after `masked`."""
+        return self._state.sent.hex()
+
+    @property
     def tokens(self) -> dict[str, tuple[int, bytes]]:
-        """The greatest counter of each peer that it proved, and the proof; for later attempts. See `peers`.
+        """The greatest counter that each peer proved, and the proof; keep those of `survivors` only.
 
-        Keep those of peers in `survivors` only: they have seen what this member knew of them before.
-
-        A counter is a peer's own signed statement, so a peer who restores an older state contradicts it.
+        They have seen what this member knew of them before.
         """
-        return {name: (counter, token) for name, (counter, token) in self._state.tokens.items()}
+        return dict(self._state.tokens)
 
     @property
     def rounding(self) -> bytes | None:
@@ -137,16 +136,11 @@ class Client:
     # ------------------------------------------------------------------------------------------ the stages
 
     def advertise(self) -> bytes:
-        """Send public keys, and commitments to the self-mask seed and the audit nonce; needs no model."""
+        """Send public keys, and a commitment to the self-mask seed; needs no model."""
         with self._turn("advertise") as s:
             mask, channels = masks.public(s.mask), map(self._channel_key, self.setting.members)
-            body = [
-                mask,
-                masks.commitment("seed", s.seed, self.setting.session, self.name),
-                masks.commitment("nonce", s.nonce, self.setting.session, self.name),
-                b"".join(map(masks.public, channels)),
-                *self._count(mask),
-            ]
+            seed = masks.commitment("seed", s.seed, self.setting.session, self.name)
+            body = Advertise(mask, seed, b"".join(map(masks.public, channels)), *self._count(mask))
             return self._say("advertise", body)
 
     def share(self, broadcast: bytes) -> bytes:
@@ -154,19 +148,18 @@ class Client:
         with self._turn("share") as s:
             setting, own = self.setting, self.setting.members.index(self.name)
             heads = self._look(broadcast, "advertise")
-            s.keys = {peer: [head.body[0], masks.channel_of(head, own)] for peer, head in heads.items()}
-            kinds = [masks.split_secret(secret, setting.t, setting.n) for secret in (s.mask, s.seed)]
+            s.keys = {peer: (head.body.mask, masks.channel_of(head, own)) for peer, head in heads.items()}
+            secrets = [masks.split_secret(secret, setting.t, setting.n) for secret in (s.mask, s.seed)]
             rows = []
-            for place, peer in enumerate(setting.members):
+            for place, (peer, *shares) in enumerate(zip(setting.members, *secrets, strict=True)):
                 if peer not in s.keys:
                     continue
-                shares = [each[place] for each in kinds]
                 # a key of small order, for the channel or for the mask, makes no secret and raises
                 shared = masks.agree(self._channel_key(peer), s.keys[peer][1], stage="share", peer=peer)
                 sealed = masks.seal_shares(shared, setting.session, self.name, peer, b"".join(shares))
-                commitments = masks.share_commitments(setting.session, self.name, peer, shares)
-                rows.append([place, sealed, *commitments, self._pair_commitment(peer)])
-            return self._say("share", [rows, self._stale(heads)])
+                key, seed = masks.share_commitments(setting.session, self.name, peer, shares)
+                rows.append(Dealt(place, sealed, key, seed, self._pair_commitment(peer)))
+            return self._say("share", Share(tuple(rows), tuple(self._stale(heads))))
 
     def masked(self, broadcast: bytes, update: Update) -> bytes:
         """Quantise the weighted update and hide it under the self-mask and a mask with every dealer.
@@ -181,172 +174,138 @@ class Client:
             self._take_shares(heads)
             s.task, s.weight = task, task.weight_of(self.setting, self.name, update.weight)
             s.rounding = os.urandom(32) if update.seed is None else seed_bytes(update.seed)
-            encoded = task.encoding.encode(update.delta, weight=s.weight, seed=s.rounding)
+            words = task.encoding.encode(update.delta, weight=s.weight, seed=s.rounding)
             s.update = update_digest(task.m0_hash, np.asarray(update.delta))
-            self.released.refuse_again(self.setting, s.update, stage="masked", member=self.name)
-            self.released.same_schedule(self.setting, stage="masked", member=self.name)
-            s.clipped = encoded.clipped
+            self.released.refuse_again(self.setting, s.update)
+            self.released.same_schedule(self.setting)
             s.pairs = list(masks.masked_with(self.setting, self.name, heads))
-            payload = self._payload(task, encoded.words)
-            del encoded  # with words of 8 bytes, a vector that nobody needs any more
-            complaints = [
-                [place, self._channel_key(dealer)]
+            payload = self._payload(task, words)
+            del words  # with words of 8 bytes, a vector that nobody needs any more
+            complaints = tuple(
+                Complaint(place, self._channel_key(dealer))
                 for place, dealer in enumerate(self.setting.members)
                 if dealer in self.complaints
-            ]
+            )
             s.sent = digest_of(payload)
-            body = [task.digest, task.m0_hash, s.sent, complaints, *self._count(s.sent)]
+            body = Masked(task.digest, task.m0_hash, s.sent, complaints, *self._count(s.sent))
             return self._say("masked", body, payload)
 
     def check(self, broadcast: bytes) -> bytes:
         """Sign the list of masked inputs if all of them belong to the same task and the same shares."""
-        with self._turn("check"):
-            self._agree(broadcast)
-            return self._say("check", [])
+        with self._turn("check") as s:
+            assert s.task is not None
+            heads = self._look(broadcast, "masked")
+            for peer, head in heads.items():
+                if peer not in s.dealers:
+                    raise BindingError("in the sum without having dealt shares", member=peer)
+                if head.body.m0 != s.task.m0_hash:
+                    raise BindingError("trained from a model M0 that is not ours", member=peer)
+                if head.body.task != s.task.digest:
+                    raise BindingError("masked for a different encoding or different weights", member=peer)
+            s.task.refuse_small_sum(self.setting, heads, stage="check")
+            s.against = self._complaints_in(heads)
+            masks.refuse_few_good_shares(self.setting, s.against, heads, stage="check")
+            s.survivors, s.lists = list(heads), {}
+            for peer, head in heads.items():  # an older copy may remember its keys, and not what it masked
+                counter, token = head.body.counter, head.body.words + head.body.signature
+                newer = peer != self.name and counter >= s.tokens.get(peer, (0, b""))[0]
+                if newer and _proves(self.setting, peer, counter, token):
+                    s.tokens[peer] = counter, token
+            return self._say("check", Check())
 
     def unmask(self, broadcast: bytes) -> bytes:
         """Release one share per peer: of its self-mask seed if it is in the sum, of its mask key if not.
 
-        The list that this member signed decides which of the two, and t members signed the same list. The
-        server has no say, so it cannot ask for both. Without the check, no other member has confirmed the
-        list. Nothing is released unless t members are left who hold good shares of every dealer.
+        The list that t members signed decides which, so no server can ask for both. Nothing is released
+        unless t members are left who hold good shares of every dealer.
         """
         with self._turn("unmask") as s:
-            if not self.setting.checked:
-                self._agree(broadcast)
-            signed = self._look(broadcast, "check") if self.setting.checked else {}
+            signed = self._look(broadcast, "check")
             for peer in signed:
                 if peer not in s.survivors:
                     raise BindingError("signed a sum that it is not in", stage="check", member=peer)
-            masks.refuse_few_good_shares(self.setting, s.against, signed or s.survivors, stage="unmask")
-            self.released.refuse_again(self.setting, s.update, stage="unmask", member=self.name)
+            masks.refuse_few_good_shares(self.setting, s.against, signed, stage="unmask")
+            self.released.refuse_again(self.setting, s.update)
             rows = []
             for place, peer in enumerate(self.setting.members):
                 if peer in s.shares:
-                    kind = "seed" if peer in s.survivors else "key"
-                    rows.append([place, kind, s.shares[peer][kind == "seed"]])
+                    kind: Literal["key", "seed"] = "seed" if peer in s.survivors else "key"
+                    rows.append(ReleasedShare(place, kind, s.shares[peer][kind == "seed"]))
             self.released.add(self.setting, s.update)
             # what remains is kept until a settlement: t members must not be able to rebuild others' secrets
             s.shares, s.channel = {dealer: [] for dealer in s.shares}, b""
-            return self._say("unmask", rows)
+            return self._say("unmask", Unmask(tuple(rows)))
 
     def readable(self, broadcast: bytes) -> None:
         """Raise a `ProtocolError` unless these bytes are a valid list of dealt shares; before training."""
         self._readable = broadcast, open_broadcast(broadcast, self.setting, "share")
 
-    def sent(self, message: bytes) -> str:
-        """Return the hash of the masked words in one of this member's messages, as the ledger records it."""
-        return bytes(open_message(message, self.setting, len(message))[0].body[2]).hex()
-
     def decline(self) -> bytes:
         """Leave this attempt. The server learns nothing else."""
         self._state.stopped = self._state.stopped or "declined"
-        return self._seal(DECLINE, [])[0]
+        return seal(self.setting, self.name, self._identity, DECLINE, self._state.seen, Decline())[0]
 
-    def handle(self, broadcast: bytes | None = None, update: Update | None = None) -> bytes:
-        """Answer what the server sent last. Only the masked stage needs the update."""
-        due = self._state.stage
-        if self._state.stopped:
-            raise RefusedError(f"has stopped: {self._state.stopped}", stage=due, member=self.name)
-        if due == "advertise":
+    def handle(self, broadcast: bytes = b"") -> bytes:
+        """Answer a stage that needs no update."""
+        if self._state.stage == "advertise":
             return self.advertise()
-        if broadcast is None:
-            raise BindingError("expected a list of heads to answer, got none", stage=due, member=self.name)
-        if due == "masked":
-            if update is None:
-                raise BindingError("needs the update", stage="masked", member=self.name)
-            return self.masked(broadcast, update)
-        answer = {"share": self.share, "check": self.check}.get(due, self.unmask)
-        return answer(broadcast)
+        return {"share": self.share, "unmask": self.unmask}.get(self._state.stage, self.check)(broadcast)
 
     # ------------------------------------------------------------------------------ after and between rounds
 
-    def opening(self) -> Opening:
-        """Return the secrets from which an auditor, who must not be the server, rebuilds the masked words."""
-        s = self._state
-        if s.task is None or s.rounding is None:
-            raise BindingError(
-                "has masked nothing, so there is nothing to open", stage=self.stage, member=self.name
-            )
-        return Opening(self.name, s.mask, s.seed, s.rounding, s.weight)
-
     def masked_again(self, delta: npt.NDArray[np.floating[Any]]) -> memoryview:
-        """Return the masked words that this member sent, bit for bit, from its update.
+        """Return the masked words that this member sent; raise `BindingError` for a different update."""
+        with placing("naming", self.name):
+            s, task = self._masked()
+            words = task.encoding.encode(delta, weight=s.weight, seed=s.rounding or b"")
+            payload = self._payload(task, words)
+            self._refuse_other_words(payload)
+            return payload
 
-        Raises:
-            BindingError: this is not the update that it masked.
-        """
-        s, task = self._masked()
-        try:
-            words = task.encoding.encode(delta, weight=s.weight, seed=s.rounding or b"").words
-        except ProtocolError as error:
-            raise placed(error, "naming", self.name) from None
-        payload = self._payload(task, words)
-        self._refuse_other_words(payload)
-        return payload
-
-    def project(self, direction: Direction, payload: bytes | memoryview) -> MaskTable:
+    def project(self, direction: Direction, payload: bytes | memoryview, purpose: str = "") -> MaskTable:
         """Return the products of this member's masks and of its masked words with a public direction.
 
-        It answers one direction in an attempt: each tells one more number about its update. Store the client
-        before you send the table.
-
-        Args:
-            direction: whole numbers, one for each word, and 0 for a secret weight.
-            payload: what `masked_again` returned.
-
-        Raises:
-            BindingError: the direction has another form, or these are not the words that it sent.
-            RefusedError: words of 4 bytes, another direction than before, or one that tells a secret weight.
+        It answers one direction for each purpose in an attempt: every direction tells one more number about
+        its update, which its owner must have told before. Store the client before you send the table.
+        ``payload`` is what `masked_again` returned.
         """
-        s, task = self._masked()
-        refuse_direction(task.encoding, direction, member=self.name)
-        self._refuse_other_words(payload)
-        digest = direction_digest(direction)
-        if s.direction not in (b"", digest):
-            raise RefusedError("has answered another direction", stage="naming", member=self.name)
-        binding = task.binding(self.setting)
-        streams = {peer: masks.stream_key(self._pair_key(peer), binding) for peer in s.pairs}
-        s.direction, s.products = digest, mask_products(streams, direction)
-        return MaskTable(self.name, dict(s.products), product(payload, direction))
+        with placing("naming", self.name):
+            s, task = self._masked()
+            refuse_direction(task.encoding, direction)
+            self._refuse_other_words(payload)
+            digest = direction_digest(direction)
+            if purpose in s.told and s.told[purpose][0] != digest:
+                raise RefusedError("has answered a different direction")
+            binding = task.binding(self.setting)
+            streams = {peer: masks.stream_key(self._pair_key(peer), binding) for peer in s.pairs}
+            products = mask_products(streams, direction)
+            s.told[purpose] = digest, products
+            return MaskTable(self.name, dict(products), product(payload, direction))
 
-    def open_pair(self, peer: str, ours: MaskTable, theirs: MaskTable) -> bytes:
-        """Return the key of the mask with a peer who signed another product of it than this member did.
+    def open_pair(self, peer: str, ours: MaskTable, theirs: MaskTable, purpose: str = "") -> bytes:
+        """Return the key of the mask with a peer who signed a different product of it than this member did.
 
         Check signature, session and direction of the peer's table before, and store the client before you
-        send the key. Self-masks are open by then, so two masks with members of the sum must stay shut:
-        otherwise a server whose friends dispute everything would unmask this member.
-
-        Raises:
-            RefusedError: the two do not differ, or too few masks would remain.
+        send the key. Self-masks are open by then, so two masks with members of the sum stay shut: otherwise
+        a server whose friends dispute everything would unmask this member.
         """
-        s, _ = self._masked()
-        if ours.member != self.name or dict(ours.pairs) != s.products or not s.direction:
-            raise RefusedError("its table is not the one it told", stage="naming", member=self.name)
-        if theirs.member != peer or peer not in s.pairs or peer not in s.survivors:
-            raise RefusedError(f"has no mask with {peer} in the sum", stage="naming", member=self.name)
-        said = theirs.pairs.get(self.name)
-        if type(said) is not int or not 0 <= said < RING or said == ours.pairs[peer]:
-            raise RefusedError(f"{peer} signed no other product", stage="naming", member=self.name)
-        opened = {*s.opened, peer}
-        left = [other for other in s.pairs if other in s.survivors and other not in opened]
-        if peer not in s.opened and len(left) < LEAST_SHUT:
-            raise RefusedError(
-                f"{len(left)} masks with members of the sum would remain, {LEAST_SHUT} are needed",
-                stage="naming",
-                member=self.name,
-            )
-        s.opened = sorted(opened)
-        return self._pair_key(peer)
-
-    @property
-    def nonce(self) -> bytes:
-        """The nonce that `advertise` committed to, for drawing who is audited; revealed after all reports."""
-        return self._state.nonce
-
-    def forget(self) -> None:
-        """Delete the round's secrets. Call it once no audit can ask for them."""
-        self._state = State.forgotten(self._state.stage)
+        with placing("naming", self.name):
+            s, _ = self._masked()
+            if ours.member != self.name or purpose not in s.told or dict(ours.pairs) != s.told[purpose][1]:
+                raise RefusedError("its table is not the one it told")
+            if theirs.member != peer or peer not in s.pairs or peer not in s.survivors:
+                raise RefusedError(f"has no mask with {peer} in the sum")
+            value = theirs.pairs.get(self.name)
+            if type(value) is not int or not 0 <= value < RING or value == ours.pairs[peer]:
+                raise RefusedError(f"{peer} signed no different product")
+            opened = {*s.opened, peer}
+            shut = {*s.pairs} & {*s.survivors} - opened
+            if peer not in s.opened and len(shut) < LEAST_SHUT:
+                raise RefusedError(
+                    f"{len(shut)} masks with members of the sum would remain, {LEAST_SHUT} are needed"
+                )
+            s.opened = sorted(opened)
+            return self._pair_key(peer)
 
     def dump(self) -> bytes:
         """Return the client as bytes, without the identity key and `Released`. The bytes are secret."""
@@ -354,43 +313,42 @@ class Client:
 
     @classmethod
     def restore(
-        cls,
-        data: bytes,
-        identity: Ed25519PrivateKey,
-        *,
-        released: Released | None = None,
-        counter: int | None = None,
+        cls, data: bytes, identity: Ed25519PrivateKey, *, released: Released | None = None, counter: int = 0
     ) -> Client:
-        """Return the client as it was at `dump`; ``counter`` is that of the member's state now."""
+        """Return the client as it was at `dump`; ``counter`` is that of its state now, if any."""
         setting, name, state = load_state(data)
-        state.counter = state.counter if counter is None else counter
+        state.counter = counter or state.counter
         return cls(setting, name, identity, released=released, _state=state)
 
     # ------------------------------------------------------------------------------------------- inner parts
 
     @contextmanager
     def _turn(self, stage: str) -> Iterator[State]:
-        """Check that a stage is due, move on after it, and stop for good if it fails."""
-        s = self._state
+        """Check that a stage is due, move on after it, and stop for good if it fails.
+
+        If a client was rolled back, it could otherwise put two updates under the same masks, or sign two
+        lists: so what it passed is also in `released`.
+        """
+        s, passed = self._state, ("stage", self.setting.session, stage, self.name)
         if s.stopped:
             raise RefusedError(f"has stopped: {s.stopped}", stage=stage, member=self.name)
         if s.stage != stage:
             raise BindingError(f"{s.stage} is due, not {stage}", stage=stage, member=self.name)
         try:
-            self.released.once(self.setting, stage, self.name)
-            yield s
+            with placing(stage, self.name):
+                if self.released.remembers(*passed):
+                    raise RefusedError("has done this before in this attempt")
+                yield s
         except ProtocolError as error:
-            found = placed(error, stage, self.name)
             if not isinstance(error, MessageError):
-                s.stopped = str(found)
-            raise found from None
+                s.stopped = str(error)
+            raise
         except BaseException as error:  # half done: `seen` may have changed, and no message was made
             s.stopped = f"failed on its own side in stage {stage}: {type(error).__name__}"
             raise
         if stage in ("masked", "check", "unmask"):
-            self.released.did(self.setting, stage, self.name)
-        stages = self.setting.stages
-        s.stage = (*stages, "done")[stages.index(stage) + 1]
+            self.released.remember(*passed)
+        s.stage = (*STAGES, "done")[STAGES.index(stage) + 1]
 
     def _look(self, broadcast: bytes, stage: str) -> dict[str, Head]:
         """Return the heads of ``stage`` if they are enough, ours is among them and all saw what we saw."""
@@ -410,47 +368,22 @@ class Client:
             s.lists[stage] = broadcast  # complaints are judged by them
         return heads
 
-    def _agree(self, broadcast: bytes) -> None:
-        """Accept the list of masked inputs as the sum if all of them belong to the same task and shares."""
-        s = self._state
-        assert s.task is not None
-        heads = self._look(broadcast, "masked")
-        for peer, head in heads.items():
-            if peer not in s.dealers:
-                raise BindingError("in the sum without having dealt shares", stage="check", member=peer)
-            if head.body[1] != s.task.m0_hash:
-                raise BindingError("trained from a model M0 that is not ours", stage="check", member=peer)
-            if head.body[0] != s.task.digest:
-                raise BindingError(
-                    "masked for a different encoding or different weights", stage="check", member=peer
-                )
-        s.task.refuse_small_sum(self.setting, heads, stage="check")
-        s.against = self._complaints_in(heads)
-        masks.refuse_few_good_shares(self.setting, s.against, heads, stage="check")
-        s.survivors, s.lists = list(heads), {}
-        for peer, head in heads.items():  # an older copy may remember its keys, and not what it masked
-            _, _, words, _, counter, signature = head.body
-            newer = peer != self.name and counter >= s.tokens.get(peer, [0])[0]
-            if newer and _proves(self.setting, peer, counter, words + signature):
-                s.tokens[peer] = [counter, words + signature]
-
     def _complaints_in(self, heads: dict[str, Head]) -> dict[str, list[str]]:
         """Return who complained about each dealer; raise if a complaint is false or about no dealer."""
         s, setting = self._state, self.setting
         against: dict[str, list[str]] = {dealer: [] for dealer in s.dealers}
-        if not any(head.body[3] for head in heads.values()):
+        if not any(head.body.complaints for head in heads.values()):
             return against
         advertised = open_broadcast(s.lists["advertise"], setting, "advertise")
         dealt = open_broadcast(s.lists["share"], setting, "share")
         for peer, head in heads.items():
-            for place, opened in head.body[3]:
-                dealer = setting.members[place]
-                if dealer not in dealt or not masks.is_true(
-                    setting, place, opened, advertised[peer], advertised[dealer], dealt[dealer]
-                ):
-                    raise BindingError(
-                        f"in the sum with a false complaint about {dealer}", stage="check", member=peer
-                    )
+            for complaint in head.body.complaints:
+                place, dealer = complaint.place, setting.members[complaint.place]
+                true = dealer in dealt and masks.is_true(
+                    setting, place, complaint.key, advertised[peer], advertised[dealer], dealt[dealer]
+                )
+                if not true:
+                    raise BindingError(f"in the sum with a false complaint about {dealer}", member=peer)
                 against[dealer].append(peer)
         return against
 
@@ -492,25 +425,21 @@ class Client:
         """Return state and task if this member masked an update in this attempt and remembers it."""
         s = self._state
         if s.task is None or not s.sent:
-            raise BindingError("remembers no masked update", stage="naming", member=self.name)
+            raise BindingError("remembers no masked update")
         return s, s.task
 
     def _refuse_other_words(self, payload: bytes | memoryview) -> None:
         if digest_of(payload) != self._state.sent:
-            raise BindingError(
-                "these are not the words that it sent: its update or state has changed",
-                stage="naming",
-                member=self.name,
-            )
+            raise BindingError("these are not the words that it sent: its update or state has changed")
 
-    def _count(self, what: bytes) -> list[Any]:
+    def _count(self, subject: bytes) -> tuple[int, bytes]:
         """Return the counter of this member's state, and a signature that binds it to what it says now."""
         counter = self._state.counter
-        signature = self._identity.sign(_counted(self.setting, self.name, counter, what))
-        self.released.made(what + signature)
-        return [counter, signature]
+        signature = self._identity.sign(_counted(self.setting, self.name, counter, subject))
+        self.released.remember("token", subject + signature)
+        return counter, signature
 
-    def _stale(self, heads: dict[str, Head]) -> list[list[Any]]:
+    def _stale(self, heads: dict[str, Head]) -> list[Stale]:
         """Remember the counters of peers; return rows with the tokens of peers that it knew before.
 
         A peer is told of its last token also where it advertises a greater counter: a server can make an
@@ -520,14 +449,13 @@ class Client:
         for place, peer in enumerate(self.setting.members):
             if peer == self.name or peer not in heads:
                 continue
-            mask, *_, counter, signature = heads[peer].body
-            now = [counter, mask + signature]
-            before = s.tokens.get(peer)
+            keys: Advertise = heads[peer].body
+            now, before = (keys.counter, keys.mask + keys.signature), s.tokens.get(peer)
             if not _proves(self.setting, peer, *now) or now == before:
                 continue
             if before is not None:
-                rows.append([place, *before])
-            if before is None or counter > before[0]:
+                rows.append(Stale(place, *before))
+            if before is None or now[0] > before[0]:
                 s.tokens[peer] = now
         return rows
 
@@ -535,34 +463,32 @@ class Client:
         """Raise if a peer shows a token of ours that we do not remember: our state is an older copy."""
         own = self.setting.members.index(self.name)
         for peer, head in heads.items():
-            for place, counter, token in head.body[1]:
-                if place != own or self.released.has_made(token):
+            for row in head.body.stale:
+                if row.place != own or self.released.remembers("token", row.token):
                     continue
-                if _proves(self.setting, self.name, counter, token):
+                if _proves(self.setting, self.name, row.counter, row.token):
                     raise RefusedError(
-                        f"its state is an older copy: {peer} has seen state {counter} of this key, which is "
-                        "not among what this state remembers. Put the newest copy of the state folder back; "
-                        "if it is lost, make a new key and have it put on the roster",
+                        f"its state is an older copy: {peer} has seen state {row.counter} of this key, which "
+                        "this state does not remember. Put the newest copy of the state folder back; if it "
+                        "is lost, make a new key and have it put on the roster",
                         stage="share",
                         member=self.name,
                         code="stale-state",
                     )
 
-    def _seal(self, stage: str, body: list[Any], payload: bytes | memoryview = b"") -> tuple[bytes, bytes]:
-        return seal(self.setting, self.name, self._identity, stage, self._state.seen, body, payload)
-
-    def _say(self, stage: str, body: list[Any], payload: bytes | memoryview = b"") -> bytes:
-        message, head = self._seal(stage, body, payload)
-        self._state.said = digest_of(head)
+    def _say(self, stage: str, body: Body, payload: bytes | memoryview = b"") -> bytes:
+        s = self._state
+        message, head = seal(self.setting, self.name, self._identity, stage, s.seen, body, payload)
+        s.said = digest_of(head)
         return message
 
 
-def _counted(setting: Setting, name: str, counter: int, what: bytes) -> bytes:
+def _counted(setting: Setting, name: str, counter: int, subject: bytes) -> bytes:
     """Return what a member signs to prove that its state had this counter when it advertised or masked.
 
     It names no roster: rosters change, and a key and its state outlive that.
     """
-    return pack("fedmerit state counter 1", setting.roster.key(name), counter, what)
+    return pack("fedmerit state counter 1", setting.roster.key(name), counter, subject)
 
 
 def _proves(setting: Setting, name: str, counter: int, token: bytes) -> bool:

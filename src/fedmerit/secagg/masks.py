@@ -1,24 +1,19 @@
 """Masks, shares of secrets, and who is to blame for a bad share.
 
-HKDF makes keys from secrets, AES-256 in counter mode makes words from keys.
-
-The member who comes first in the schedule adds a pairwise mask and the other subtracts it, so it cancels in
-the sum. With their shares, both commit to the key of their mask. Where the two commitments differ, the pair
-has no mask: everybody reads this from the same list of heads (`masked_with`). A self-mask protects a member
-whom the server believed, or claimed, to be lost: the server can rebuild that member's pairwise masks, and the
-self-mask still hides the update.
-
-A mask's key depends on the shared secret AND on run, round, attempt, both names, roster, config, model and
-encoding. Each key makes one stream only, so the counter starts at zero. Every machine this runs on has AES in
-its hardware, and every list of approved ciphers contains it.
+HKDF makes keys from secrets, AES-256 in counter mode makes words from keys. Of a pair, the member who comes
+first in the schedule adds the mask and the other subtracts it. Where their two commitments to its key differ,
+the pair has no mask (`masked_with`). A self-mask protects a member whom the server believed, or claimed, to
+be lost. A mask's key depends on the shared secret AND on run, round, attempt, both names, roster, config,
+model and encoding; each key makes one stream only, so the counter starts at zero.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import sys
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from functools import lru_cache, reduce
+from operator import xor
 from typing import Any
 
 import numpy as np
@@ -32,51 +27,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedmerit.errors import BindingError, BoundError, MessageError, RoundAborted, ShareError
-from fedmerit.secagg.messages import Blame, Head, digest_of, list_digest, open_head
+from fedmerit.secagg.messages import Blame, Head, dealt_to, digest_of, list_digest, open_head
 from fedmerit.secagg.quantise import BLOCK, Encoding, Words
 from fedmerit.secagg.setting import Setting, pack
 
-__all__ = [
-    "RING",
-    "Streams",
-    "add_masks",
-    "add_payload",
-    "agree",
-    "blame_for_complaint",
-    "blame_for_secret",
-    "channel_key",
-    "channel_of",
-    "combine_shares",
-    "commitment",
-    "derive",
-    "from_wire",
-    "in_order",
-    "is_secret_of",
-    "is_true",
-    "judge",
-    "masked_with",
-    "narrowed",
-    "of_member",
-    "open_row",
-    "open_shares",
-    "pair_commitment",
-    "pair_key",
-    "pair_with",
-    "payload_of",
-    "public",
-    "refuse_few_good_shares",
-    "refuse_small_order",
-    "seal_shares",
-    "self_key",
-    "share_commitments",
-    "sign_of",
-    "split_secret",
-    "stream_key",
-    "to_wire",
-    "with_peers",
-]
-
 _ZEROS = bytes(4 * BLOCK)
+_FIELD = 2**128 + 2**7 + 2**2 + 2 + 1  # the polynomial that makes GF(2^128)
 KINDS = ("key", "seed")  # what is shared out: the mask key and the self-mask seed
 
 
@@ -106,12 +62,6 @@ def agree(private: bytes, peer_public: bytes, *, stage: str, peer: str) -> bytes
         raise BindingError(
             "advertised a key that gives a secret which everybody knows", stage=stage, member=peer
         ) from None
-
-
-def refuse_small_order(keys: Iterable[bytes], *, stage: str, peer: str) -> None:
-    """Raise if a key gives the same known secret with every private key; trying one of them shows it."""
-    for key in keys:
-        agree(b"\x01" * 32, key, stage=stage, peer=peer)
 
 
 def pair_key(shared: bytes, session: bytes, low: str, high: str) -> bytes:
@@ -152,11 +102,8 @@ def with_peers(
     setting: Setting, name: str, private: bytes, peers: Mapping[str, bytes], binding: bytes
 ) -> list[tuple[bytes, int]]:
     """Return keys and signs of a member's pairwise masks, from its private and the public mask keys."""
-    masks = []
-    for peer, peer_public in peers.items():
-        pair = pair_with(setting, name, private, peer, peer_public)
-        masks.append((stream_key(pair, binding), sign_of(setting, name, peer)))
-    return masks
+    pairs = {peer: pair_with(setting, name, private, peer, key) for peer, key in peers.items()}
+    return [(stream_key(pair, binding), sign_of(setting, name, peer)) for peer, pair in pairs.items()]
 
 
 def sign_of(setting: Setting, name: str, peer: str) -> int:
@@ -167,18 +114,18 @@ def sign_of(setting: Setting, name: str, peer: str) -> int:
 def masked_with(setting: Setting, name: str, dealt: Mapping[str, Head]) -> tuple[str, ...]:
     """Return the peers with whom a member has a mask: both dealt, and committed to the same pair key.
 
-    Args:
-        setting: the attempt.
-        name: of the member, who dealt.
-        dealt: all heads of stage share that were shown, in schedule order.
+    ``dealt`` are all heads of stage share that were shown, in schedule order.
     """
-    own, place = {row[0]: row[4] for row in dealt[name].body[0]}, setting.members.index(name)
-    found = []
-    for peer, head in dealt.items():
-        theirs = next((row[4] for row in head.body[0] if row[0] == place), None)
-        if peer != name and theirs is not None and own.get(setting.members.index(peer)) == theirs:
-            found.append(peer)
-    return tuple(found)
+
+    def committed(dealer: str, holder: str) -> bytes | None:
+        row = dealt_to(dealt[dealer], setting.members.index(holder))
+        return None if row is None else row.pair
+
+    return tuple(
+        peer
+        for peer in dealt
+        if peer != name and (pair := committed(peer, name)) is not None and pair == committed(name, peer)
+    )
 
 
 def of_member(
@@ -190,7 +137,7 @@ def of_member(
 
 
 # --------------------------------------------------------------------------------------------------- words
-# A masked word has 4 bytes, or 8, in memory and on the wire, and is an integer modulo 2^32 or 2^64. A
+# A masked word has 4 or 8 bytes, in memory and on the wire, and is an integer modulo 2^32 or 2^64. A
 # coordinate is sign-extended into a word of 8 bytes; a secret weight has no sign.
 
 Wide = npt.NDArray[np.uint64]
@@ -205,18 +152,14 @@ def add_masks(words: Words | Wide, masks: Sequence[tuple[bytes, int]]) -> None:
     Each block of words takes all masks while it is in the processor's cache. No mask is ever held whole.
     """
     streams, size = Streams([key for key, _ in masks], words.itemsize), len(_ZEROS) // words.itemsize
-    signs = [sign for _, sign in masks]
     for start in range(0, words.size, size):
-        streams.add_to(words[start : start + size], signs)
+        block = words[start : start + size]
+        for stream, (_, sign) in zip(streams.next(block.size), masks, strict=True):
+            (np.add if sign > 0 else np.subtract)(block, stream, out=block)
 
 
 class Streams:
-    """The streams of some masks, read in blocks that follow each other.
-
-    Args:
-        keys: of the masks.
-        width: bytes of a word: 4 or 8.
-    """
+    """The streams of masks with these keys, read in blocks of words of so many bytes (``width``)."""
 
     def __init__(self, keys: Sequence[bytes], width: int) -> None:
         self._streams = [Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor() for key in keys]
@@ -231,14 +174,6 @@ class Streams:
             stream.update_into(zeros, self._room[: self._width * size])
             yield self._buffer[:size]
 
-    def add_to(self, block: npt.NDArray[Any], signs: Sequence[int]) -> None:
-        """Add the next words of each stream to a block, or subtract them, in place."""
-        for words, sign in zip(self.next(block.size), signs, strict=True):
-            if sign > 0:
-                np.add(block, words, out=block)
-            else:
-                np.subtract(block, words, out=block)
-
 
 def payload_of(words: Words, encoding: Encoding, masks: Sequence[tuple[bytes, int]]) -> memoryview:
     """Return a member's words under these masks as they travel; it may mask them in place."""
@@ -252,7 +187,7 @@ def payload_of(words: Words, encoding: Encoding, masks: Sequence[tuple[bytes, in
 
 def to_wire(words: Words | Wide) -> memoryview:
     """Return words as bytes, least significant first; a view if the machine stores them in that order."""
-    return (words if sys.byteorder == "little" else words.byteswap()).data.cast("B")
+    return words.astype(words.dtype.newbyteorder("<"), copy=False).view(np.uint8).data
 
 
 def add_payload(total: Words | Wide, payload: bytes | memoryview) -> None:
@@ -261,9 +196,8 @@ def add_payload(total: Words | Wide, payload: bytes | memoryview) -> None:
 
 
 def from_wire(payload: bytes | memoryview, word_bytes: int) -> npt.NDArray[Any]:
-    """Return the words of a payload; a view if the machine stores them in that order."""
-    words = np.frombuffer(payload, f"<u{word_bytes}")
-    return words if sys.byteorder == "little" else words.astype(f"u{word_bytes}")
+    """Return the words of a payload, as a view."""
+    return np.frombuffer(payload, f"<u{word_bytes}")
 
 
 def narrowed(total: Words | Wide, encoding: Encoding) -> Words:
@@ -279,18 +213,15 @@ def narrowed(total: Words | Wide, encoding: Encoding) -> Words:
 
 
 # ------------------------------------------------------------------------------------------------- sharing
-# A secret is shared among the members so that any t of them can rebuild it. Anybody who lies about a share is
-# named.
+# Any t members can rebuild a secret that was shared among all. Anybody who lies about a share is named.
 #
 # Shamir's scheme comes from pycryptodome and works over GF(2^128), so it shares 16 bytes. Our secrets have 32
-# (an X25519 key, a self-mask seed), so each half is shared on its own and a share is two field elements.
-# (Sharing a 16-byte seed instead would halve the bytes, but would limit it to 128 bits where everything else
-# has 256.)
+# (an X25519 key, a self-mask seed), so each half is shared on its own and a share is two field elements. Only
+# released shares are put together here, with one set of coefficients for the secrets of all dealers.
 #
-# A dealer signs a hash of every single share. The holder checks the hash on arrival and the server checks it
-# after release. A member who sends a share that it was not dealt is named, and so is a dealer whose shares
-# rebuild a secret that it did not commit to. Fewer than t shares are uniformly random, 32 bytes each, so
-# their hashes hide them.
+# A dealer signs a hash of every share. The holder checks it on arrival and the server after release. A member
+# who sends a share that it was not dealt is named, and so is a dealer whose shares rebuild a secret that it
+# did not commit to. Fewer than t shares are uniformly random, 32 bytes each, so their hashes hide them.
 #
 # Shares between two members are encrypted under a channel of these two alone: each has a fresh key pair for
 # each peer. So a holder can open what one dealer sent it, and what it sent this dealer, and nothing else.
@@ -303,7 +234,7 @@ def channel_key(secret: bytes, session: bytes, name: str, peer: str) -> bytes:
 
 def channel_of(advertised: Head, place: int) -> bytes:
     """Return the public key that a member advertised for its channel with the member at this place."""
-    return bytes(advertised.body[3][32 * place : 32 * (place + 1)])
+    return bytes(advertised.body.channels[32 * place : 32 * (place + 1)])
 
 
 def split_secret(secret: bytes, threshold: int, members: int) -> list[bytes]:
@@ -313,14 +244,54 @@ def split_secret(secret: bytes, threshold: int, members: int) -> list[bytes]:
 
 
 def combine_shares(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """Rebuild a secret from ``threshold`` shares, given by position; raise if there are fewer."""
+    """Rebuild a secret from the first ``threshold`` shares by position; raise if there are fewer.
+
+    pycryptodome would compute the coefficients anew for each secret. They depend on the holders alone.
+    """
     if len(shares) < threshold:
         raise ShareError(f"{threshold} shares are needed, got {len(shares)}")
-    used = sorted(shares.items())[:threshold]
-    return b"".join(
-        bytes(Shamir.combine([(place + 1, share[at : at + 16]) for place, share in used], False))
-        for at in (0, 16)
-    )
+    places, used = zip(*sorted(shares.items())[:threshold], strict=True)
+    coefficients, secret = _coefficients(places), b""
+    for at in (0, 16):
+        values = (int.from_bytes(share[at : at + 16], "big") for share in used)
+        secret += reduce(xor, map(_times, coefficients, values)).to_bytes(16, "big")
+    return secret
+
+
+@lru_cache(maxsize=64)
+def _coefficients(places: tuple[int, ...]) -> tuple[int, ...]:
+    """Return Lagrange's coefficients at zero for shares at these places, in GF(2^128).
+
+    With points x = place + 1, that of share j is the product of x_m / (x_m - x_j) over all other m; both
+    products here have x_j as one more factor.
+    """
+    points = [place + 1 for place in places]
+    above = reduce(_times, points, 1)
+    below = (reduce(_times, (point ^ other or point for other in points), 1) for point in points)
+    return tuple(_times(above, _inverse(value)) for value in below)
+
+
+def _times(a: int, b: int) -> int:
+    """Return a product in GF(2^128). It takes longer for a larger b: so only for what is public or opened."""
+    product = 0
+    while b:
+        if b & 1:
+            product ^= a
+        a, b = a << 1, b >> 1
+        if a >> 128:
+            a ^= _FIELD
+    return product
+
+
+def _inverse(value: int) -> int:
+    """Return 1 / value in GF(2^128), by Euclid's algorithm for polynomials."""
+    rest, other, inverse, factor = value, _FIELD, 1, 0
+    while rest != 1:
+        shift = rest.bit_length() - other.bit_length()
+        if shift < 0:
+            rest, other, inverse, factor, shift = other, rest, factor, inverse, -shift
+        rest, inverse = rest ^ other << shift, inverse ^ factor << shift
+    return inverse
 
 
 def share_commitments(session: bytes, dealer: str, holder: str, shares: Sequence[bytes]) -> list[bytes]:
@@ -334,33 +305,30 @@ def share_commitments(session: bytes, dealer: str, holder: str, shares: Sequence
 def seal_shares(shared: bytes, session: bytes, dealer: str, holder: str, shares: bytes) -> bytes:
     """Encrypt a holder's two shares with AES-256-GCM, under a key for this session, dealer and holder only.
 
-    The key serves one message. The nonce is random all the same: a client that was restored from an old copy
-    of its state may deal twice, and must not use a nonce twice.
+    The nonce is random: a client that was restored from an old copy of its state may deal twice.
     """
-    nonce = os.urandom(12)
-    cipher = AESGCM(_share_key(shared, session, dealer, holder))
+    nonce, cipher = os.urandom(12), _cipher(shared, session, dealer, holder)
     return nonce + cipher.encrypt(nonce, shares, pack(session, dealer, holder))
 
 
 def open_shares(shared: bytes, session: bytes, dealer: str, holder: str, sealed: bytes) -> bytes:
     """Decrypt what ``seal_shares`` made; raise a `ShareError` that names the dealer for anything else."""
+    cipher = _cipher(shared, session, dealer, holder)
     try:
-        return AESGCM(_share_key(shared, session, dealer, holder)).decrypt(
-            sealed[:12], sealed[12:], pack(session, dealer, holder)
-        )
+        return cipher.decrypt(sealed[:12], sealed[12:], pack(session, dealer, holder))
     except InvalidTag:
         raise ShareError("dealt a share that does not decrypt", stage="share", member=dealer) from None
 
 
-def _share_key(shared: bytes, session: bytes, dealer: str, holder: str) -> bytes:
-    return derive(shared, "share encryption", session, dealer, holder)
+def _cipher(shared: bytes, session: bytes, dealer: str, holder: str) -> AESGCM:
+    return AESGCM(derive(shared, "share encryption", session, dealer, holder))
 
 
 def is_secret_of(advertised: Head, kind: str, secret: bytes, session: bytes) -> bool:
     """Return whether this is the mask key (key) or self-mask seed (seed) that a member advertised."""
     if kind == "key":
-        return public(secret) == bytes(advertised.body[0])
-    return commitment("seed", secret, session, advertised.sender) == bytes(advertised.body[1])
+        return public(secret) == bytes(advertised.body.mask)
+    return commitment("seed", secret, session, advertised.sender) == bytes(advertised.body.seed)
 
 
 # --------------------------------------------------------------------------------------------------- blame
@@ -372,7 +340,7 @@ def is_secret_of(advertised: Head, kind: str, secret: bytes, session: bytes) -> 
 # shown, so a share cannot be judged by keys that were advertised another time. An honest dealer encrypts good
 # shares under the keys in the list it signed, and a complaint must open the private key of the advertised
 # one. An honest holder complains only if `open_row` fails, and everybody else sees the same failure.
-# docs/threats.md says why a complaint does not help anybody to unmask a member.
+# docs/protocol.md says why a complaint does not help to unmask a member.
 
 
 def open_row(
@@ -380,44 +348,25 @@ def open_row(
 ) -> list[bytes] | None:
     """Return the key share and the seed share that a dealer sent a holder; None if they are bad.
 
-    Args:
-        setting: the attempt.
-        dealer: who dealt.
-        holder: for whom.
-        channel: the public key that the dealer advertised for its channel with the holder.
-        dealt: the dealer's head of stage share.
-        private: the holder's private key of this channel.
+    ``channel`` is the dealer's public key of their channel, ``private`` the holder's private one.
     """
-    place = setting.members.index(holder)
-    row = next((row for row in dealt.body[0] if row[0] == place), None)
+    row = dealt_to(dealt, setting.members.index(holder))
     if row is None:
         return None
     try:
         shared = agree(private, channel, stage="share", peer=dealer)
-        opened = open_shares(shared, setting.session, dealer, holder, row[1])
+        opened = open_shares(shared, setting.session, dealer, holder, row.sealed)
     except (BindingError, ShareError):
         return None
     shares = [opened[:32], opened[32:]]
-    return shares if share_commitments(setting.session, dealer, holder, shares) == row[2:4] else None
+    good = share_commitments(setting.session, dealer, holder, shares) == [row.key, row.seed]
+    return shares if good else None
 
 
-def is_true(
-    setting: Setting,
-    place: int,
-    private: bytes,
-    holder: Head,
-    dealer: Head,
-    dealt: Head,
-) -> bool:
+def is_true(setting: Setting, place: int, private: bytes, holder: Head, dealer: Head, dealt: Head) -> bool:
     """Return whether a complaint is true: it opens the holder's advertised key, and the share is bad.
 
-    Args:
-        setting: the attempt.
-        place: of the dealer in the schedule.
-        private: the opened key.
-        holder: the complainer's head of stage advertise.
-        dealer: the dealer's head of stage advertise.
-        dealt: the dealer's head of stage share.
+    ``place`` is the dealer's, ``private`` the opened key; the heads are of stage advertise, advertise, share.
     """
     if public(private) != channel_of(holder, place):
         return False
@@ -426,22 +375,17 @@ def is_true(
 
 
 def refuse_few_good_shares(
-    setting: Setting, against: Mapping[str, Container[str]], holders: Iterable[str], *, stage: str
+    setting: Setting, against: Mapping[str, Container[str]], holders: Collection[str], *, stage: str
 ) -> None:
     """Raise unless t of these holders have good shares of every dealer; else a sum could not be unmasked.
 
-    Args:
-        setting: the attempt.
-        against: every dealer, and who complained about it.
-        holders: who is left.
-        stage: for the message.
+    ``against`` names every dealer, and who complained about it.
     """
-    left = list(holders)
     for dealer, complainers in against.items():
-        good = sum(name not in complainers for name in left)
+        good = sum(holder not in complainers for holder in holders)
         if good < setting.t:
             raise RoundAborted(
-                f"{good} of the {len(left)} members left hold good shares of the secrets of {dealer}, "
+                f"{good} of the {len(holders)} members left hold good shares of the secrets of {dealer}, "
                 f"{setting.t} are needed",
                 stage=stage,
             )
@@ -450,24 +394,17 @@ def refuse_few_good_shares(
 def blame_for_complaint(
     setting: Setting, complaint: Head, dealer: str, advertised: Mapping[str, Head], dealt: Mapping[str, Head]
 ) -> Blame:
-    """Judge a complaint about a dealer: return who is to blame, with the evidence.
+    """Judge a complaint about a dealer in a head of stage masked: return who is to blame, with the evidence.
 
-    Args:
-        setting: the attempt.
-        complaint: the complainer's head of stage masked.
-        dealer: about whom.
-        advertised: all heads of stage advertise that were shown, in schedule order.
-        dealt: all heads of stage share that were shown, in schedule order.
+    ``advertised`` and ``dealt`` are all heads that were shown after these stages, in their order.
     """
     heads = (advertised[complaint.sender], advertised[dealer], dealt[dealer], complaint)
-    return _judged_complaint(
-        setting,
-        {
-            "advertised": [digest_of(head.raw).hex() for head in advertised.values()],
-            "dealt": [digest_of(head.raw).hex() for head in dealt.values()],
-            "heads": [head.raw.hex() for head in heads],
-        },
-    )
+    evidence = {
+        "advertised": [digest_of(head.raw).hex() for head in advertised.values()],
+        "dealt": [digest_of(head.raw).hex() for head in dealt.values()],
+        "heads": [head.raw.hex() for head in heads],
+    }
+    return _judged_complaint(setting, evidence)
 
 
 def blame_for_secret(
@@ -478,32 +415,20 @@ def blame_for_secret(
     advertised: Mapping[str, Head],
     dealt: Head,
 ) -> Blame:
-    """Return the blame of a dealer whose shares rebuild something else than it committed to.
-
-    Args:
-        setting: the attempt.
-        dealer: who is to blame.
-        kind: what was rebuilt: "key" or "seed".
-        shares: by place, those it was rebuilt from.
-        advertised: all heads of stage advertise that were shown, in schedule order.
-        dealt: the dealer's head of stage share.
-    """
-    return _judged_secret(
-        setting,
-        {
-            "advertised": [digest_of(head.raw).hex() for head in advertised.values()],
-            "heads": [advertised[dealer].raw.hex(), dealt.raw.hex()],
-            "kind": kind,
-            "shares": [[place, share.hex()] for place, share in sorted(shares.items())[: setting.t]],
-        },
-    )
+    """Return the blame of a dealer whose shares, by place, rebuild something else than it committed to."""
+    evidence = {
+        "advertised": [digest_of(head.raw).hex() for head in advertised.values()],
+        "heads": [advertised[dealer].raw.hex(), dealt.raw.hex()],
+        "kind": kind,
+        "shares": [[place, share.hex()] for place, share in sorted(shares.items())[: setting.t]],
+    }
+    return _judged_secret(setting, evidence)
 
 
 def judge(setting: Setting, evidence: Mapping[str, Any]) -> Blame:
     """Return who is to blame according to this evidence; raise a `ProtocolError` if it proves nothing."""
     try:
-        judged = _judged_secret if "shares" in evidence else _judged_complaint
-        return judged(setting, evidence)
+        return (_judged_secret if "shares" in evidence else _judged_complaint)(setting, evidence)
     except (LookupError, TypeError, ValueError) as error:
         raise MessageError(f"not the evidence of a blame: {error!r:.80}") from None
 
@@ -517,7 +442,7 @@ def _judged_complaint(setting: Setting, evidence: Mapping[str, Any]) -> Blame:
     _refuse_unless_seen(dealt, advertised, holder, dealer)
     _refuse_unless_seen(complaint, shown, dealt)
     place = setting.members.index(dealer.sender)
-    opened = next((row[1] for row in complaint.body[3] if row[0] == place), None)
+    opened = next((row.key for row in complaint.body.complaints if row.place == place), None)
     if holder.sender != complaint.sender or dealer.sender != dealt.sender or opened is None:
         raise BindingError("the heads of a complaint are not those of one holder and one dealer")
     if is_true(setting, place, opened, holder, dealer, dealt):
@@ -529,18 +454,17 @@ def _judged_secret(setting: Setting, evidence: Mapping[str, Any]) -> Blame:
     _refuse_other_fields(evidence, "advertised", "heads", "kind", "shares")
     dealer, dealt = _heads(setting, evidence["heads"], ("advertise", "share"))
     _refuse_unless_seen(dealt, _unhex(evidence["advertised"]), dealer)
-    kind, name = KINDS.index(evidence["kind"]), dealer.sender
+    kind, name = KINDS[KINDS.index(evidence["kind"])], dealer.sender
     places = [place for place, _ in evidence["shares"]]
     shares = dict(zip(places, _unhex([share for _, share in evidence["shares"]]), strict=True))
-    whole = all(type(place) is int for place in places)
-    if dealt.sender != name or len(shares) != setting.t or not whole or places != sorted(shares):
+    in_schedule = all(type(place) is int and 0 <= place < setting.n for place in places)
+    if dealt.sender != name or len(shares) != setting.t or not in_schedule or places != sorted(shares):
         raise BindingError(f"expected {setting.t} shares of one dealer")
-    rows = {row[0]: row for row in dealt.body[0]}
     for place, share in shares.items():
-        context = (setting.session, name, setting.members[place])
-        if commitment(f"{KINDS[kind]} share", share, *context) != rows[place][2 + kind]:
+        row, context = dealt_to(dealt, place), (setting.session, name, setting.members[place])
+        if row is None or commitment(f"{kind} share", share, *context) != getattr(row, kind):
             raise ShareError("not a share that it dealt", member=name)
-    if is_secret_of(dealer, KINDS[kind], combine_shares(shares, setting.t), setting.session):
+    if is_secret_of(dealer, kind, combine_shares(shares, setting.t), setting.session):
         raise ShareError("dealt shares of what it committed to", member=name)
     return Blame(name, None, "secret", evidence)
 
@@ -555,20 +479,18 @@ def _heads(setting: Setting, raws: Sequence[str], stages: Sequence[str]) -> list
 def _refuse_unless_seen(head: Head, digests: Sequence[bytes], *shown: Head) -> None:
     """Raise unless the author of a head was shown these other heads, by the digests of the list it signed."""
     stage = shown[0].stage
-    if head.seen != list_digest(stage, digests) or not {digest_of(one.raw) for one in shown} <= set(digests):
+    if head.seen != list_digest(stage, digests) or not {digest_of(seen.raw) for seen in shown} <= {*digests}:
         raise BindingError(f"answers another list of stage {stage}", stage=head.stage, member=head.sender)
 
 
 def _refuse_other_fields(evidence: Mapping[str, Any], *fields: str) -> None:
     if sorted(evidence) != sorted(fields):
-        raise MessageError(
-            f"expected evidence of {', '.join(fields)}, got {', '.join(map(str, evidence))[:200]}"
-        )
+        raise MessageError(f"expected evidence of {', '.join(fields)}, got {', '.join(evidence):.200}")
 
 
 def _unhex(values: Sequence[str]) -> list[bytes]:
     """Return bytes that are written in the one way that servers write them."""
-    found = [bytes.fromhex(value) for value in values]
-    if [one.hex() for one in found] != list(values):
+    blobs = [bytes.fromhex(value) for value in values]
+    if [blob.hex() for blob in blobs] != list(values):
         raise ValueError("expected hexadecimal digits, without capitals and spaces")
-    return found
+    return blobs

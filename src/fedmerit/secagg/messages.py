@@ -1,12 +1,11 @@
-"""The messages between members and server, as signed bytes of limited size.
+"""The messages between members and server, as signed bytes of limited size, and a member's state as bytes.
 
-THE STAGES, in order. In each stage a member sends one message. The server then shows the signed heads of all
-these messages, unchanged, to everybody who sent one. A server never says anything but that list, so nobody
-has to trust its word::
+In each stage a member sends one message. The server then shows the signed heads of all these messages,
+unchanged, to everybody who sent one, and says nothing else::
 
     stage      a member sends                                          and has checked before
     advertise  a mask key and a channel key for every peer;            nothing: it can be sent early
-               commitments to self-mask seed and nonce
+               commitment to the self-mask seed
     share      for every peer, encrypted shares of its secrets and     everybody's keys, signed by roster keys
                a commitment to the key of the pair's mask
     masked     digests of model, task and masked words; complaints     the shares it was dealt, by commitments
@@ -16,71 +15,184 @@ has to trust its word::
     unmask     for every peer ONE share: of its self-mask seed if it   t members in the sum signed the same
                is in the sum, of its mask key if it is not             list and hold good shares
 
-A member can also decline at any stage; the server learns nothing else. In a run without the check
-(`Setting.checked`), a member answers the list of masked inputs with its shares at once.
-
-Every head holds ``seen``, the digest of the last list its sender was shown. Each list consists of such heads,
-so two members who were shown different lists find out one stage later, before any share is released. The
-digest is over the digests of the heads in the list, so these and one head prove that a member saw this head.
-
-On the wire, a message is four bytes that name the format, four for the length of the head, the head, and the
-payload (masked words). Only heads are signed. The head of a masked message holds the digest of its payload.
+A member can also decline. Every head holds ``seen``, the digest of the last list its sender was shown, so two
+members who were shown different lists find out one stage later, before any share is released. A message is
+four bytes that name the format, four for the length of the head, the head, and the payload (masked words,
+whose digest the head holds). Heads are msgpack, each class below a list of its fields, written in one way.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
-import msgpack
+from msgspec import Meta, MsgspecError, Raw, Struct, msgpack
+from msgspec import field as default
 
-from fedmerit.errors import BindingError, MessageError, ProtocolError, SignatureError
-from fedmerit.secagg.setting import STAGES, Setting, pack
+from fedmerit.errors import BindingError, FedmeritError, MessageError, SignatureError, placing
+from fedmerit.identity import Member, Roster
+from fedmerit.secagg.setting import Setting, Task, pack
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-__all__ = [
-    "NOTHING_SEEN",
-    "STAGES",
-    "Blame",
-    "Head",
-    "open_broadcast",
-    "open_message",
-    "seal",
-    "to_broadcast",
-]
 
 DECLINE: Final = "decline"
-
-VERSION: Final = 3
-MESSAGE: Final = b"FMS3"
-BROADCAST: Final = b"FMB3"
+MESSAGE: Final = b"FMS1"
+BROADCAST: Final = b"FMB1"
 DOMAIN: Final = b"fedmerit secagg head 1\0"
 NOTHING_SEEN: Final = bytes(32)
 SEALED_SHARES: Final = 12 + 64 + 16  # nonce, two shares of 32 bytes, tag
 TOKEN: Final = 32 + 64  # mask key or digest of masked words, signature that binds a counter to it
-FOR_EACH: Final = "32 bytes for each scheduled member, in their order"
 
-# What a body holds. A number means a byte string of that size. A list of one tuple means a table with such
-# rows, whose first column is the position of a peer in the schedule, in ascending order.
-BODIES: Final[dict[str, Any]] = {
-    # mask key, commitments to seed and nonce, channel keys, counter of the member's state, its signature
-    "advertise": (32, 32, 32, FOR_EACH, int, 64),
-    # peer, its shares, commitments to key share, seed share and pair key (zeros in the dealer's own row);
-    # stale peer, its newer counter and token
-    "share": ([(int, SEALED_SHARES, 32, 32, 32)], [(int, int, TOKEN)]),
-    # digest of the task, of M0, of the masked words; complaints: dealer, private channel key towards it;
-    # counter of the member's state, its signature
-    "masked": (32, 32, 32, [(int, 32)], int, 64),
-    "check": (),
-    "unmask": [(int, str, 32)],  # peer, "key" or "seed", the share
-    DECLINE: (),
+# ----------------------------------------------------------------------------------------------- on the wire
+
+T = TypeVar("T")
+Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
+"""32 bytes: a SHA-256, a key, a share or a secret."""
+Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
+Sealed = Annotated[bytes, Meta(min_length=SEALED_SHARES, max_length=SEALED_SHARES)]
+Token = Annotated[bytes, Meta(min_length=TOKEN, max_length=TOKEN)]
+Count = Annotated[int, Meta(ge=0)]
+
+
+class Wire(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Part of a message: a list of its fields."""
+
+    def __repr__(self) -> str:
+        """Return the name only: many parts hold shares or keys."""
+        return f"{type(self).__name__}(...)"
+
+
+class Row(Wire, frozen=True):
+    """Row of a table about members; rows ascend by ``place``, the member's position in the schedule."""
+
+    place: Count
+
+
+class Dealt(Row, frozen=True):
+    """What a dealer deals one holder: its encrypted shares, and commitments to what they belong to."""
+
+    sealed: Sealed
+    key: Digest  # of the holder's share of the dealer's mask key
+    seed: Digest  # of its share of the dealer's self-mask seed
+    pair: Digest  # of the key of the mask between the two; zeros in the dealer's own row
+
+
+class Stale(Row, frozen=True):
+    """The counter of a peer's state as its sender knew it before, and the token that proves it."""
+
+    counter: Count
+    token: Token
+
+
+class Complaint(Row, frozen=True):
+    """A complaint about a dealer: it opens the sender's channel with that dealer."""
+
+    key: Digest
+
+
+class ReleasedShare(Row, frozen=True):
+    """A share of one dealer's secret: of its mask key, or of its self-mask seed."""
+
+    kind: Literal["key", "seed"]
+    share: Digest
+
+
+class Advertise(Wire, frozen=True):
+    """The body of ``advertise``."""
+
+    mask: Digest
+    seed: Digest  # commitment to the self-mask seed
+    channels: bytes  # 32 bytes for each scheduled member, in their order
+    counter: Count  # of the member's state
+    signature: Signature  # of the counter, with the mask key
+
+
+class Share(Wire, frozen=True):
+    """The body of ``share``."""
+
+    rows: tuple[Dealt, ...]
+    stale: tuple[Stale, ...]
+
+
+class Masked(Wire, frozen=True):
+    """The body of ``masked``."""
+
+    task: Digest
+    m0: Digest
+    words: Digest
+    complaints: tuple[Complaint, ...]
+    counter: Count
+    signature: Signature  # of the counter, with the digest of the words
+
+
+class Check(Wire, frozen=True):
+    """The body of ``check``: what is signed is the list that its sender has seen."""
+
+
+class Unmask(Wire, frozen=True):
+    """The body of ``unmask``."""
+
+    rows: tuple[ReleasedShare, ...]
+
+
+class Decline(Wire, frozen=True):
+    """The body of a message with which a member leaves an attempt."""
+
+
+Body = Advertise | Share | Masked | Check | Unmask | Decline
+BODIES: Final[dict[str, type[Body]]] = {
+    "advertise": Advertise,
+    "share": Share,
+    "masked": Masked,
+    "check": Check,
+    "unmask": Unmask,
+    DECLINE: Decline,
 }
+
+
+class _Content(Wire, frozen=True):
+    """What a member signs; the body is read once the signature is checked."""
+
+    stage: str
+    run: str
+    round: int
+    attempt: int
+    sender: str
+    session: Digest
+    seen: Digest
+    body: Raw
+
+
+class _Signed(Wire, frozen=True):
+    content: bytes
+    signature: Signature
+
+
+class _List(Wire, frozen=True):
+    stage: str
+    heads: tuple[bytes, ...]
+
+
+def decoded(data: bytes | Raw, kind: type[T], what: str) -> T:
+    """Return the value of this type in bytes whose number the caller has limited.
+
+    Raise MessageError if they are not of this type, or not written in the one way in which we write it.
+    """
+    try:
+        value = msgpack.decode(data, type=kind)
+        canonical = msgpack.encode(value) == bytes(data)
+    except (MsgspecError, ValueError, OverflowError, RecursionError, MemoryError):  # may hold secrets
+        raise MessageError(f"expected {what}, got bytes that no member or server writes") from None
+    if not canonical:
+        raise MessageError(f"{what}: not encoded as members and servers encode it")
+    return value
 
 
 @dataclass(frozen=True)
@@ -90,30 +202,30 @@ class Head:
     stage: str
     sender: str
     seen: bytes = field(repr=False)
-    body: Any = field(repr=False)  # as in BODIES; holds shares, so it is never shown
+    body: Any = field(repr=False)  # the class of the stage in `BODIES`
     raw: bytes = field(repr=False)
 
 
 Why = Literal["share", "complaint", "secret"]
-"""For what a member is blamed: it dealt a bad share, complained falsely, or shared out something else than it
-committed to."""
 
 
 @dataclass(frozen=True)
 class Blame:
-    """A member that provably broke the protocol, and the evidence, which `masks.judge` judges anew.
+    """A member that provably broke the protocol, who complained about it if anybody did, and why.
 
-    Args:
-        member: who is blamed.
-        by: who complained; None if it was found when a secret was rebuilt.
-        why: for what.
-        evidence: signed heads, digests of lists and opened values, all in hexadecimal.
+    It dealt a bad share, complained falsely, or shared out another secret than it committed to. ``evidence``
+    are signed heads, digests of lists and opened values in hexadecimal; `masks.judge` judges it anew.
     """
 
     member: str
     by: str | None
     why: Why
     evidence: Mapping[str, Any] = field(repr=False)
+
+
+def dealt_to(head: Head, place: int) -> Dealt | None:
+    """Return what a head of stage share deals the member at this place, if anything."""
+    return next((row for row in head.body.rows if row.place == place), None)
 
 
 def head_limit(members: int) -> int:
@@ -132,16 +244,13 @@ def seal(
     identity: Ed25519PrivateKey,
     stage: str,
     seen: bytes,
-    body: Sequence[Any],
+    body: Body,
     payload: bytes | memoryview = b"",
 ) -> tuple[bytes, bytes]:
     """Sign a message; return the message, and its head alone."""
-    content = pack(
-        VERSION,
-        *(stage, setting.run, setting.round, setting.attempt, sender),
-        *(setting.session, seen, list(body)),
-    )
-    head = pack(content, identity.sign(DOMAIN + hashlib.sha256(content).digest()))
+    where = (setting.run, setting.round, setting.attempt, sender, setting.session)
+    content = pack(stage, *where, seen, body)
+    head = pack(content, identity.sign(DOMAIN + digest_of(content)))
     return b"".join([MESSAGE, struct.pack(">I", len(head)), head, payload]), head
 
 
@@ -150,16 +259,15 @@ def open_message(data: bytes, setting: Setting, most_payload: int) -> tuple[Head
 
     The caller must check that the stage is due, and compare the payload with its digest.
     """
-    least, limit = 8, head_limit(setting.n)
-    if not least <= len(data) <= least + limit + most_payload:
-        raise MessageError(f"a message has {least} to {least + limit + most_payload} bytes, got {len(data)}")
+    limit = head_limit(setting.n)
+    if not 8 <= len(data) <= 8 + limit + most_payload:
+        raise MessageError(f"a message has 8 to {8 + limit + most_payload} bytes, got {len(data)}")
     if data[:4] != MESSAGE:
         raise MessageError(f"a message starts with {MESSAGE!r}, got {data[:4]!r}")
     (size,) = struct.unpack(">I", data[4:8])
-    if not 0 < size <= min(limit, len(data) - least):
+    if not 0 < size <= min(limit, len(data) - 8):
         raise MessageError(f"a head of {size} bytes does not fit into a message of {len(data)} bytes")
-    head = open_head(data[least : least + size], setting)
-    payload = memoryview(data)[least + size :]
+    head, payload = open_head(data[8 : 8 + size], setting), memoryview(data)[8 + size :]
     if payload and head.stage != "masked":
         raise MessageError(f"{len(payload)} bytes too many", stage=head.stage, member=head.sender)
     return head, payload
@@ -167,85 +275,79 @@ def open_message(data: bytes, setting: Setting, most_payload: int) -> tuple[Head
 
 def open_head(raw: bytes, setting: Setting) -> Head:
     """Check form, binding and signature of a head."""
-    content, signature = _fields(raw, (bytes, 64), head_limit(setting.n), 3)
-    most = 12 + 10 * setting.n  # shares for every peer and a token of every peer are the largest body
-    fields = _fields(content, (int, str, str, int, int, str, 32, 32, list), head_limit(setting.n), most)
-    if pack(content, signature) != raw or pack(*fields) != content:
-        raise MessageError("not encoded as members encode it")
-    version, stage, run, number, attempt, sender, session, seen, body = fields
-    if version != VERSION:
-        raise MessageError(f"expected version {VERSION} of the protocol, got {version}")
+    if len(raw) > (limit := head_limit(setting.n)):
+        raise MessageError(f"a head has at most {limit} bytes, got {len(raw)}")
+    signed = decoded(raw, _Signed, "a signed head")
+    content = decoded(signed.content, _Content, "a head")
+    stage, sender = content.stage, content.sender
     if stage not in BODIES:
         raise MessageError(f"unknown stage {stage!r:.40}")
     if sender not in setting.members:
         raise BindingError(f"{sender!r:.80} is not scheduled in this round", stage=stage)
-    for name, got, expected in (
-        ("run", run, setting.run),
-        ("round", number, setting.round),
-        ("attempt", attempt, setting.attempt),
-    ):
-        if got != expected:
-            raise BindingError(
-                f"expected a message of {name} {expected!r}, got {name} {got!r:.140}",
-                stage=stage,
-                member=sender,
-            )
-    if session != setting.session:
-        raise BindingError(
-            "made for a different schedule, threshold, roster or config", stage=stage, member=sender
-        )
-    if not setting.roster.verifies(sender, signature, DOMAIN + hashlib.sha256(content).digest()):
-        raise SignatureError("not signed by this member's key on the roster", stage=stage, member=sender)
-    if not _fits(body, BODIES[stage], setting.n):
-        raise MessageError("a body that no member of this protocol writes", stage=stage, member=sender)
-    return Head(stage, sender, seen, body, raw)
+    with placing(stage, sender):
+        for name in ("run", "round", "attempt"):
+            if (got := getattr(content, name)) != (expected := getattr(setting, name)):
+                raise BindingError(f"expected a message of {name} {expected!r}, got {name} {got!r:.140}")
+        if content.session != setting.session:
+            raise BindingError("made for a different schedule, threshold, roster or config")
+        if not setting.roster.verifies(sender, signed.signature, DOMAIN + digest_of(signed.content)):
+            raise SignatureError("not signed by this member's key on the roster")
+        body = decoded(content.body, BODIES[stage], "its body")
+        if not _fits(body, setting.n):
+            raise MessageError("places or keys that do not fit the schedule")
+    return Head(stage, sender, content.seen, body, raw)
+
+
+def _fits(body: Body, members: int) -> bool:
+    """Return whether all places are in the schedule, in order, and a channel key is there for everybody."""
+    if isinstance(body, Advertise) and len(body.channels) != 32 * members:
+        return False
+    tables = [getattr(body, name) for name in ("rows", "stale", "complaints") if hasattr(body, name)]
+    return all(
+        before < after
+        for table in tables
+        for before, after in pairwise([-1, *(row.place for row in table), members])
+    )
 
 
 def to_broadcast(stage: str, heads: Iterable[bytes]) -> bytes:
     """Return what the server shows to members: the signed heads of one stage, in schedule order."""
-    return BROADCAST + pack(VERSION, stage, list(heads))
+    return BROADCAST + pack(stage, list(heads))
 
 
 def list_digest(stage: str, digests: Iterable[bytes]) -> bytes:
-    """Return what members sign as ``seen`` for a list of heads, given the heads' digests in order."""
+    """Return what members sign as ``seen`` for a list, given the digests of its heads in schedule order."""
     return digest_of(pack("fedmerit secagg list 1", stage, list(digests)))
 
 
 def seen_of(stage: str, heads: Iterable[Head]) -> bytes:
-    """Return what members sign as ``seen`` for a list of these heads, in schedule order."""
+    """Return what members sign as ``seen`` for a list of these heads."""
     return list_digest(stage, (digest_of(head.raw) for head in heads))
 
 
 def open_broadcast(data: bytes, setting: Setting, stage: str) -> dict[str, Head]:
-    """Check a list of heads of this stage, each from a different scheduled member; return them by member."""
-    limit = list_limit(setting.n)
-    if len(data) > limit:
-        raise MessageError(f"a list of heads has at most {limit} bytes, got {len(data)}", stage=stage)
-    if data[: len(BROADCAST)] != BROADCAST:
-        raise MessageError(f"a list of heads starts with {BROADCAST!r}, got {data[:4]!r}", stage=stage)
-    version, which, raws = _fields(data[len(BROADCAST) :], (int, str, list), limit, 4 + 2 * setting.n)
-    if version != VERSION:
-        raise MessageError(f"expected version {VERSION} of the protocol, got {version}", stage=stage)
-    if which != stage:
-        raise BindingError(f"expected the heads of stage {stage}, got those of {which!r:.40}", stage=stage)
-    if len(raws) > setting.n or not all(type(raw) is bytes for raw in raws):
-        raise MessageError(f"expected at most {setting.n} heads", stage=stage)
-    if to_broadcast(stage, raws) != data:
-        raise MessageError("a list that is not encoded as servers encode it", stage=stage)
-    heads = [open_head(raw, setting) for raw in raws]
-    for head in heads:
-        if head.stage != stage:
-            raise BindingError(f"shown a head of stage {head.stage}", stage=stage, member=head.sender)
-    places = [setting.members.index(head.sender) for head in heads]
-    for before, after, head in zip(places, places[1:], heads[1:], strict=False):
-        if before >= after:
-            raise BindingError("shown twice or out of order", stage=stage, member=head.sender)
-    return {head.sender: head for head in heads}
+    """Check a list of heads of this stage, each from a different scheduled member; return them by member.
 
-
-def placed(error: ProtocolError, stage: str, member: str | None) -> ProtocolError:
-    """Return the error with stage and member added, if it does not name them yet."""
-    return error if error.stage or error.member else type(error)(str(error), stage=stage, member=member)
+    Of a list that is too long, one head more than there are members is opened at most.
+    """
+    heads: dict[str, Head] = {}
+    last = -1
+    with placing(stage):
+        if len(data) > (limit := list_limit(setting.n)):
+            raise MessageError(f"a list of heads has at most {limit} bytes, got {len(data)}")
+        if data[: len(BROADCAST)] != BROADCAST:
+            raise MessageError(f"a list of heads starts with {BROADCAST!r}, got {data[:4]!r}")
+        shown = decoded(data[len(BROADCAST) :], _List, "a list of heads")
+        if shown.stage != stage:
+            raise BindingError(f"expected the heads of stage {stage}, got those of {shown.stage!r:.40}")
+        for raw in shown.heads:
+            head = open_head(raw, setting)
+            if head.stage != stage:
+                raise BindingError(f"shown a head of stage {head.stage}", member=head.sender)
+            if (place := setting.members.index(head.sender)) <= last:
+                raise BindingError("shown twice or out of order", member=head.sender)
+            heads[head.sender], last = head, place
+    return heads
 
 
 def digest_of(data: bytes | memoryview) -> bytes:
@@ -253,70 +355,94 @@ def digest_of(data: bytes | memoryview) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def refuse_many(data: bytes, most: int) -> None:
-    """Raise `MessageError` if these bytes of msgpack stand for more than ``most`` values.
+# ------------------------------------------------------------------------------------ between two messages
 
-    One byte can become a value of 64 bytes in memory, so the values are counted by their headers first.
-    """
-    at, due, seen = 0, 1, 0
-    while due and at < len(data):
-        kind, at, due, seen = data[at], at + 1, due - 1, seen + 1
-        if kind in _SIZED:
-            width, skip, inner = _SIZED[kind]
-            count = int.from_bytes(data[at : at + width], "big") if width else 1
-            at, due = at + width + skip * count + (kind in _EXT), due + inner * count
-        elif 0x80 <= kind <= 0x9F:
-            due += (kind & 15) * (2 if kind < 0x90 else 1)
-        elif 0xA0 <= kind <= 0xBF:
-            at += kind & 31
-        if seen + due > most:
-            raise MessageError(f"expected at most {most} values, got more")
+STATE: Final = "fedmerit secagg client 1"
 
 
-# header byte -> bytes of the count that follows, bytes per unit of that count, values per unit
-_SIZED: Final[dict[int, tuple[int, int, int]]] = {
-    **{0xC4 + i: (2**i, 1, 0) for i in range(3)},  # bytes
-    **{0xC7 + i: (2**i, 1, 0) for i in range(3)},  # extensions, and a byte for their type
-    **{0xD9 + i: (2**i, 1, 0) for i in range(3)},  # text
-    **{0xDC + i: (2 ** (i + 1), 0, 1) for i in range(2)},  # lists
-    **{0xDE + i: (2 ** (i + 1), 0, 2) for i in range(2)},  # maps
-    **{0xCA + i: (0, 4 * 2**i, 0) for i in range(2)},  # floats
-    **{0xCC + i: (0, 2**i, 0) for i in range(4)},  # integers
-    **{0xD0 + i: (0, 2**i, 0) for i in range(4)},
-    **{0xD4 + i: (0, 1 + 2**i, 0) for i in range(5)},  # extensions of fixed size
-}
-_EXT: Final = (0xC7, 0xC8, 0xC9)
+class State(Struct):
+    """The round's secrets, drawn from the operating system, and what was said and seen so far."""
+
+    channel: bytes  # private X25519 keys that encrypt shares follow from it, one per peer; till unmask
+    mask: bytes  # X25519 private key of the pairwise masks; dealt in shares
+    seed: bytes  # of the self-mask; dealt in shares
+    stage: str = "advertise"
+    stopped: str = ""
+    seen: bytes = NOTHING_SEEN  # digest of the last list the server showed
+    said: bytes = b""  # digest of our last head
+    keys: dict[str, tuple[bytes, bytes]] = default(default_factory=dict)  # mask key, channel key towards us
+    lists: dict[str, bytes] = default(default_factory=dict)  # those of advertise and share, until the check
+    dealers: list[str] = default(default_factory=list)  # members who dealt shares
+    pairs: list[str] = default(default_factory=list)  # those of them with whom we have a mask
+    shares: dict[str, list[bytes]] = default(default_factory=dict)
+    """Good ones: key share, seed share, by dealer; only the dealers' names once one of each is released."""
+    survivors: list[str] = default(default_factory=list)  # members in the sum
+    against: dict[str, list[str]] = default(default_factory=dict)  # by dealer: who in the sum complained
+    task: Task | None = None
+    weight: float | None = None
+    rounding: bytes | None = None
+    update: bytes = b""  # digest
+    counter: int = 1  # of the member's stored state
+    sent: bytes = b""  # digest of our masked words
+    told: dict[str, tuple[bytes, dict[str, int]]] = default(default_factory=dict)
+    """By what a direction is for: its digest, and by peer the product of our mask that we told."""
+    opened: list[str] = default(default_factory=list)  # peers whose pair key with us we have opened
+    tokens: dict[str, tuple[int, bytes]] = default(default_factory=dict)  # greatest counter seen, its proof
+
+    def __repr__(self) -> str:
+        """Return no content: it holds secrets."""
+        return f"State({self.stage!r}, ...)"
+
+    @classmethod
+    def fresh(cls, counter: int = 1, peers: Mapping[str, tuple[int, bytes]] | None = None) -> State:
+        channel, mask, seed = (os.urandom(32) for _ in range(3))
+        return cls(channel, mask, seed, counter=counter, tokens=dict(peers or {}))
 
 
-def _fields(data: bytes, shape: Sequence[Any], limit: int, most: int) -> list[Any]:
-    """Unpack a list of this shape and of at most ``most`` values; refuse bytes after it."""
-    if len(data) > limit:
-        raise MessageError(f"expected at most {limit} bytes, got {len(data)}")
-    refuse_many(data, most)
+class _Saved(Struct, frozen=True, forbid_unknown_fields=True):
+    """A state with the setting that it belongs to."""
+
+    form: str
+    run: str
+    round: int
+    attempt: int
+    members: tuple[str, ...]
+    config_hash: bytes
+    threshold: int | None
+    roster: tuple[Member, ...]
+    server: bytes | None
+    previous: bytes | None
+    quorum: int | None
+    name: str
+    state: State
+
+
+def dump_state(setting: Setting, name: str, state: State) -> bytes:
+    """Return bytes for a file that nobody else can read; their checksum shows damage, not tampering."""
+    roster = setting.roster
+    saved = _Saved(
+        STATE,
+        *(setting.run, setting.round, setting.attempt, setting.members, setting.config_hash),
+        setting.threshold,
+        *(roster.members, roster.server, roster.previous, roster.quorum),
+        name,
+        state,
+    )
+    body = msgpack.encode(saved)
+    return hashlib.sha256(body).digest() + body
+
+
+def load_state(data: bytes) -> tuple[Setting, str, State]:
+    """Read what `dump_state` wrote."""
+    body = data[32:]
+    if hashlib.sha256(body).digest() != data[:32]:
+        raise MessageError("not the saved state of a client, or damaged")
     try:
-        value = msgpack.unpackb(data, raw=False, strict_map_key=True, max_map_len=0, max_ext_len=0)
-    except (ValueError, TypeError, OverflowError, msgpack.UnpackException):
-        raise MessageError("bytes that no member of this protocol writes") from None
-    if not _fits(value, tuple(shape), 0):
-        raise MessageError("fields that no member of this protocol writes")
-    return list(value)
-
-
-def _fits(value: Any, shape: Any, members: int) -> bool:
-    """Return whether a value has the shape of a body or of a part of one; see `BODIES`."""
-    if isinstance(shape, tuple):
-        return (
-            type(value) is list
-            and len(value) == len(shape)
-            and all(_fits(item, kind, members) for item, kind in zip(value, shape, strict=True))
-        )
-    if isinstance(shape, list):
-        if type(value) is not list or not all(_fits(row, shape[0], members) for row in value):
-            return False
-        places = [row[0] for row in value]
-        return all(0 <= place < members for place in places) and all(
-            before < after for before, after in pairwise(places)
-        )
-    if shape == FOR_EACH or isinstance(shape, int):
-        return type(value) is bytes and len(value) == (shape if isinstance(shape, int) else 32 * members)
-    return type(value) is shape
+        saved = msgpack.decode(body, type=_Saved)
+        if saved.form != STATE:
+            raise MessageError("the saved state of another version")
+        roster = Roster(saved.roster, saved.server, saved.previous, saved.quorum)
+        where = (saved.run, saved.round, saved.attempt, saved.members, roster, saved.config_hash)
+        return Setting(*where, saved.threshold), saved.name, saved.state
+    except (MsgspecError, ValueError, TypeError, RecursionError, FedmeritError):  # it is secret: do not quote
+        raise MessageError("not the saved state of a client") from None

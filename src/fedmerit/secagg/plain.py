@@ -1,9 +1,7 @@
-"""The stages without masks: members hand over their integers, and the server adds them.
+"""The stages without masks, for rehearsals: members hand over their integers, and the server adds them.
 
-This serves rehearsals with secure aggregation off, also where the cryptographic packages are not installed.
-Client and server go through the same stages and need as many members as those with masks do. They sum the
-same integers, and no member gives an update twice. The members in a sum and every score are therefore the
-same, to the bit. Nothing is signed or hidden here: a member of a run between machines refuses such a run.
+Client and server go through the same stages and sum the same integers, so every score is the same to the bit,
+also where the cryptographic packages are not installed. A member between machines refuses such a run.
 """
 
 from __future__ import annotations
@@ -11,18 +9,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted
-from fedmerit.secagg.messages import Blame, placed
+from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted, placing
+from fedmerit.secagg.messages import Blame, State, decoded, dump_state, load_state
 from fedmerit.secagg.quantise import Words, seed_bytes
-from fedmerit.secagg.setting import STAGES, Result, Setting, Task, Update, pack
-from fedmerit.secagg.state import Released, State, dump_state, load_state, update_digest
-
-__all__ = ["PlainClient", "PlainServer"]
-
+from fedmerit.secagg.setting import STAGES, Released, Result, Setting, Task, Update, pack, update_digest
 
 DECLINED = bytes([len(STAGES)])
 
@@ -44,6 +37,7 @@ class PlainClient:
         self.survivors: tuple[str, ...] = ()
         self.tokens: dict[str, tuple[int, bytes]] = {}  # counters of others: nobody signs any
         self.complaints: tuple[str, ...] = ()  # nothing is dealt here
+        self.sent = ""  # nor masked
 
     def advertise(self) -> bytes:
         """Say that this member is there."""
@@ -51,11 +45,11 @@ class PlainClient:
 
     def handle(self, broadcast: bytes) -> bytes:
         """Answer a stage that needs no update."""
-        stages, stage = self.setting.stages, self.stage
-        if stage not in stages or stage == "masked":
+        stage = self.stage
+        if stage not in STAGES or stage == "masked":
             raise BindingError(f"{stage} is due", stage=stage, member=self.name)
-        if stages.index(stage) == stages.index("masked") + 1:
-            self.survivors = tuple(msgpack.unpackb(broadcast))
+        if stage == "check":
+            self.survivors = decoded(broadcast, tuple[str, ...], "the members who are left")
         if stage == "unmask":
             self.released.add(self.setting, self._update)
         return self._say(stage)
@@ -65,14 +59,15 @@ class PlainClient:
         task = update.task
         self.rounding = os.urandom(32) if update.seed is None else seed_bytes(update.seed)
         try:
-            task.binding(self.setting)
-            weight = task.weight_of(self.setting, self.name, update.weight)
-            self.words = task.encoding.encode(update.delta, weight=weight, seed=self.rounding).words
-            self._update = update_digest(task.m0_hash, np.asarray(update.delta))
-            self.released.refuse_again(self.setting, self._update, stage="masked", member=self.name)
-        except ProtocolError as error:
+            with placing("masked", self.name):
+                task.binding(self.setting)
+                weight = task.weight_of(self.setting, self.name, update.weight)
+                self.words = task.encoding.encode(update.delta, weight=weight, seed=self.rounding)
+                self._update = update_digest(task.m0_hash, np.asarray(update.delta))
+                self.released.refuse_again(self.setting, self._update)
+        except ProtocolError:
             self.stage = "stopped"
-            raise placed(error, "masked", self.name) from None
+            raise
         return self._say("masked", task.digest, np.ascontiguousarray(self.words, "<u4").data)
 
     def decline(self) -> bytes:
@@ -83,30 +78,25 @@ class PlainClient:
     def readable(self, broadcast: bytes) -> None:
         """Accept any bytes, because none of them are used."""
 
-    def sent(self, message: bytes) -> str:
-        """Return an empty text, because nothing was masked."""
-        return ""
-
     def dump(self) -> bytes:
         """Return the client as bytes, without `Released`."""
-        kept = State(
-            b"", b"", b"", b"", self.stage,
-            survivors=list(self.survivors), rounding=self.rounding, update=self._update,
-        )  # fmt: skip
-        return dump_state(self.setting, self.name, kept)
+        survivors, no = list(self.survivors), b""  # there are no secrets
+        state = State(
+            no, no, no, self.stage, survivors=survivors, rounding=self.rounding, update=self._update
+        )
+        return dump_state(self.setting, self.name, state)
 
     @classmethod
     def restore(cls, data: bytes, *, released: Released | None = None) -> PlainClient:
         """Return the client as it was at `dump`."""
-        setting, name, kept = load_state(data)
-        found = cls(setting, name, released=released)
-        found.stage, found.rounding, found._update = kept.stage, kept.rounding, kept.update
-        found.survivors = tuple(kept.survivors)
-        return found
+        setting, name, state = load_state(data)
+        client = cls(setting, name, released=released)
+        client.stage, client.rounding, client._update = state.stage, state.rounding, state.update
+        client.survivors = tuple(state.survivors)
+        return client
 
     def _say(self, stage: str, *payload: bytes | memoryview) -> bytes:
-        stages = self.setting.stages
-        self.stage = (*stages, "done")[stages.index(stage) + 1]
+        self.stage = (*STAGES, "done")[STAGES.index(stage) + 1]
         return b"".join([bytes([STAGES.index(stage)]), *payload])  # copies the update only once
 
 
@@ -145,35 +135,33 @@ class PlainServer:
     @property
     def waiting(self) -> tuple[str, ...]:
         """The members who may still send in this stage."""
-        stages = self.setting.stages
-        if self.stage not in stages:
+        if self.stage not in STAGES:
             return ()
-        at = stages.index(self.stage)
-        able = self.heads[stages[at - 1]] if at else self.setting.members
-        refused = (one.member for one in self.blames if one.why == "complaint")
+        at = STAGES.index(self.stage)
+        able = self.heads[STAGES[at - 1]] if at else self.setting.members
+        refused = (blame.member for blame in self.blames if blame.why == "complaint")
         done = {*self.heads[self.stage], *self.declined, *refused}
         return tuple(member for member in self.setting.members if member in able and member not in done)
 
     def receive(self, data: bytes, sender: str | None = None) -> str:
         """Take a member's message and return its sender, as the transport names it."""
         assert sender is not None
-        if not data or data[0] > len(STAGES):
-            raise MessageError("not a message", stage=self.stage, member=sender)
-        stage, payload = (*STAGES, "decline")[data[0]], memoryview(data)[1:]
-        if sender not in self.waiting:
-            raise BindingError("has sent its message already, or has left", stage=self.stage, member=sender)
-        if stage == "decline":
-            self.declined.append(sender)
-            return sender
-        if stage != self.stage:
-            raise BindingError(f"{self.stage} is due", stage=self.stage, member=sender)
-        if stage == "masked":
-            assert self._task is not None
-            if payload[:32] != self._task.digest or len(payload) != 32 + 4 * self._task.encoding.words:
-                raise BindingError(
-                    "made for a different encoding or different weights", stage=stage, member=sender
-                )
-            np.add(self._sum, np.frombuffer(payload[32:], "<u4"), out=self._sum)
+        with placing(self.stage, sender):
+            if not data or data[0] > len(STAGES):
+                raise MessageError("not a message")
+            stage, payload = (*STAGES, "decline")[data[0]], memoryview(data)[1:]
+            if sender not in self.waiting:
+                raise BindingError("has sent its message already, or has left")
+            if stage == "decline":
+                self.declined.append(sender)
+                return sender
+            if stage != self.stage:
+                raise BindingError(f"{self.stage} is due")
+            if stage == "masked":
+                assert self._task is not None
+                if payload[:32] != self._task.digest or len(payload) != 32 + 4 * self._task.encoding.words:
+                    raise BindingError("made for a different encoding or different weights")
+                np.add(self._sum, np.frombuffer(payload[32:], "<u4"), out=self._sum)
         self.heads[stage][sender] = True
         return sender
 
@@ -196,6 +184,5 @@ class PlainServer:
             included = tuple(member for member in self.setting.members if member in self.heads["masked"])
             self.result, self.stage = self._task.result(self.setting, self._sum, included), "done"
             return {}
-        stages = self.setting.stages
-        self.stage = stages[stages.index(stage) + 1]
+        self.stage = STAGES[STAGES.index(stage) + 1]
         return dict.fromkeys(present, pack(*present))

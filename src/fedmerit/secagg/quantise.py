@@ -1,44 +1,36 @@
-"""Fixed point: turns an update into integers modulo 2^32, and a sum of such integers back into numbers.
+r"""Fixed point: turns an update into integers modulo 2^32, and a sum of such integers back into numbers.
 
-Masks are integers modulo 2^32, so updates must be too. A coordinate of the weighted update becomes an integer
-q in [-Q, Q], written as a 32-bit word in two's complement. With N members scheduled,
+A coordinate of the weighted update becomes an integer q in [-Q, Q], a 32-bit word in two's complement. With N
+members scheduled,
 
-.. math:: N (2Q + 1) \\le 2^{32} \\quad\\Rightarrow\\quad |\\sum_i q_i| \\le NQ < 2^{31},
+.. math:: N (2Q + 1) \le 2^{32} \quad\Rightarrow\quad |\sum_i q_i| \le NQ < 2^{31},
 
-so the sum of the words modulo 2^32, read as a signed integer, IS the sum of the integers. Nothing wraps,
-whoever drops out. Q is the largest such integer and the step is bound / Q: 1.7e-8 of the bound for 36
-members, 4.2e-9 for 9.
-
-With words of eight bytes the same integers are masked modulo 2^64 (`masks.payload_of`), so that the product
-of a mask with a public direction is one number (`naming`). Their sum still fits into 32 bits.
-
-This module needs nothing but numpy. An engine that runs without masks adds the same words, so its results
-equal those of a masked run bit for bit.
+so the sum of the words modulo 2^32, read as a signed integer, IS the sum of the integers, whoever drops out.
+The step is bound / Q: 4.2e-9 of the bound for 9 members. With words of eight bytes the same integers are
+masked modulo 2^64 (`masks.payload_of`); their sum still fits into 32 bits. This module needs nothing but
+numpy, so an engine that runs without masks adds the same words.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import BindingError, BoundError, ConfigError
-
-__all__ = ["Decoded", "Encoded", "Encoding", "rounding_bits"]
+from fedmerit.identity import MOST_MEMBERS
 
 Words = npt.NDArray[np.uint32]
 """Integers modulo 2^32; negative ones in two's complement. Shape ``(Encoding.words,)``."""
 
 MODULUS = 2**32
 BLOCK = 2**16  # coordinates at a time: 256 KiB of words, and temporaries that fit into the processor's cache
-MOST_MEMBERS = 1024
 MOST_COORDINATES = 2**31
 
 
@@ -61,10 +53,7 @@ def is_number(value: object) -> bool:
 
 def whole(value: object) -> int | None:
     """Return an integer of Python or numpy as a Python int, and None for everything else."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
 
 
 def seed_bytes(seed: int | bytes) -> bytes:
@@ -78,12 +67,10 @@ def seed_bytes(seed: int | bytes) -> bytes:
 
 
 def rounding_bits(seed: int | bytes) -> np.random.Philox:
-    """Return the stream of random bits that rounds one update.
+    """Return the stream of random bits that rounds one update; read it through ``random_raw``. No secret.
 
-    It is Philox4x64-10, keyed with the first 16 bytes of SHA-256("fedmerit rounding 1" and the seed) and read
-    through ``random_raw``. numpy keeps the raw output of a named generator stable, but not its distributions,
-    so none of these are used. An audit replays the stream bit for bit. It hides nothing and need not be
-    secret.
+    It is Philox4x64-10, keyed with the first 16 bytes of SHA-256("fedmerit rounding 1" and the seed). numpy
+    keeps the raw output of a named generator stable, but not its distributions.
 
     >>> [hex(word) for word in rounding_bits(0).random_raw(2).tolist()]
     ['0xebf88b2e47af5411', '0x1a87897f30077a2b']
@@ -93,21 +80,11 @@ def rounding_bits(seed: int | bytes) -> np.random.Philox:
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """One member's update as words, before any mask."""
-
-    words: Words
-    clipped: int  # coordinates beyond the bound, which were cut to it; always 0 unless the encoding clips
-    largest: float  # largest |coordinate| of the update before clipping
-
-
-@dataclass(frozen=True)
 class Decoded:
     """What the sum of the included members' words stands for."""
 
     weighted_sum: npt.NDArray[np.float64]  # sum of w_i d_i, shape (length,)
     total_weight: float  # W, sum of w_i
-    included: int
 
     @property
     def mean(self) -> npt.NDArray[np.float64]:
@@ -123,13 +100,11 @@ class Encoding:
         length: number of coordinates of an update.
         members: N, the number of members that the round's schedule names (not how many answer).
         bound: largest allowed |coordinate| of an update.
-        weights: ``"uniform"`` (every w = 1), ``"public"`` (w known to all) or ``"secret"`` (w is the
-            member's own sample count and is sent as one more masked coordinate, so that only the total
-            becomes known).
+        weights: ``"uniform"`` (every w = 1), ``"public"`` (w known to all) or ``"secret"``: w is the member's
+            own sample count and one more masked coordinate, so only the total becomes known.
         weight_cap: largest possible w; for secret weights an integer with N * cap < 2^32. Rounding acts on
             w / cap * d, so a cap far above the real weights costs precision. A member can claim any secret
             weight up to the cap, and nobody will see it.
-        clip: cut coordinates to the bound and count them; by default the update is refused.
         word_bytes: size of a masked word on the wire. With 8, who misstated a product can be named.
     """
 
@@ -138,7 +113,6 @@ class Encoding:
     bound: float
     weights: Literal["uniform", "public", "secret"] = "uniform"
     weight_cap: float = 1
-    clip: bool = False
     word_bytes: Literal[4, 8] = 4
 
     def __post_init__(self) -> None:
@@ -149,20 +123,17 @@ class Encoding:
             object.__setattr__(self, name, number)
         if type(self.word_bytes) is not int or self.word_bytes not in (4, 8):
             raise ConfigError(f"word_bytes must be 4 or 8, got {self.word_bytes!r:.40}")
-        if not (is_number(self.bound) and 1e-30 <= self.bound <= 1e30):
-            raise ConfigError(f"bound must be a number from 1e-30 to 1e30, got {self.bound!r:.40}")
         if self.weights not in ("uniform", "public", "secret"):
             raise ConfigError(f"weights must be uniform, public or secret, got {self.weights!r}")
-        if not (is_number(self.weight_cap) and self.weight_cap > 0):
-            raise ConfigError(f"weight_cap must be a positive number, got {self.weight_cap!r:.40}")
-        for name in ("bound", "weight_cap"):  # a saved state holds only Python numbers
-            if not isinstance(number := getattr(self, name), int | float):
-                object.__setattr__(self, name, float(number))
+        for name in ("bound", "weight_cap"):  # so that `step` and every weighted sum are finite
+            value = getattr(self, name)
+            if not (is_number(value) and 1e-30 <= value <= 1e30):
+                raise ConfigError(f"{name} must be a number from 1e-30 to 1e30, got {value!r:.40}")
+            object.__setattr__(self, name, float(value))  # a saved state holds Python's floats
         if self.weights == "uniform" and self.weight_cap != 1:
             raise ConfigError(f"weight_cap must be 1 with uniform weights, got {self.weight_cap}")
-        if self.weights == "secret" and not (
-            float(self.weight_cap).is_integer() and self.members * self.weight_cap < MODULUS
-        ):
+        fits = self.weight_cap.is_integer() and self.members * self.weight_cap < MODULUS
+        if self.weights == "secret" and not fits:
             raise ConfigError(
                 f"weight_cap must be an integer with members * weight_cap < 2^32 for secret weights, "
                 f"got {self.members} * {self.weight_cap}"
@@ -187,17 +158,12 @@ class Encoding:
 
     def encode(
         self, delta: npt.NDArray[np.floating[Any]], *, weight: float | None = None, seed: int | bytes
-    ) -> Encoded:
+    ) -> Words:
         """Round one member's weighted update to words.
 
         With y = (w / cap) (Q / bound) d, the word is floor(y), plus one with probability y - floor(y), so
-        errors average out over coordinates and rounds. 16 random bits r per coordinate decide: r + 1/2 <
-        2^16 (y - floor(y)) makes the probability right to 2^-17, which is 1e-13 of the bound and itself
-        unbiased. If d is at the bound and the factors round up, y is set to Q, so |word| <= Q always holds.
-
-        Raises:
-            BindingError: the update is not a vector of floats of this length.
-            BoundError: a coordinate is not finite or, unless the encoding clips, beyond the bound.
+        errors average out. 16 random bits r per coordinate decide: r + 1/2 < 2^16 (y - floor(y)) makes the
+        probability right to 2^-17, which is 1e-13 of the bound and itself unbiased. |word| <= Q always holds.
         """
         delta = np.asarray(delta)
         if not np.issubdtype(delta.dtype, np.floating):
@@ -231,20 +197,17 @@ class Encoding:
             signed += drawn < y
         if infinite:
             raise BoundError(f"{infinite} of {self.length} coordinates of the update are not finite")
-        if beyond and not self.clip:
+        if beyond:
             raise BoundError(
                 f"{beyond} of {self.length} coordinates of the update lie beyond the bound "
                 f"{float(self.bound)!r}, the largest is {largest!r}"
             )
         if self.weights == "secret":
             words[-1] = int(weight)
-        return Encoded(words, beyond, largest)
+        return words
 
     def dequantise(self, words: Words) -> npt.NDArray[np.float64]:
-        """Return the numbers w * d that words stand for: one member's own words, or a sum of such words.
-
-        ``dequantise(encode(d, ...).words) / W`` is U_i, exactly what the member put into the sum.
-        """
+        """Return the numbers w * d that words stand for; divided by W, those of one member are its U_i."""
         if words.dtype != np.uint32 or words.shape != (self.words,):
             raise BindingError(f"expected {self.words} words of 32 bits, got {words.dtype} {words.shape}")
         numbers: npt.NDArray[np.float64] = words[: self.length].view(np.int32) * np.float64(self.step)
@@ -253,28 +216,17 @@ class Encoding:
     def decode(self, words: Words, *, included: int, public_total: float | None = None) -> Decoded:
         """Return the weighted sum and the total weight, given the sum of the included members' words.
 
-        Args:
-            words: the sum of their words modulo 2^32.
-            included: the number of members in the sum.
-            public_total: with public weights, the sum of the included members' weights.
-
-        A member who cheats can add any words at all, and only the sum is known. A sum that would move the
-        model further than the bound is refused, and so is a W that these members cannot have. With W in
-        [n, n cap], every coordinate of the mean is within bound (1 + n cap / (W Q)), where the last term is
-        the rounding. A smaller lie goes unnoticed. With equal weights and nobody missing, hardly any sum lies
-        beyond this, because the words themselves end at most 3N/2 units further.
-
-        Raises:
-            BoundError: members within the bound and the cap cannot have this sum, so somebody cheated.
+        A member who cheats can add any words at all, and only the sum is known. Raise BoundError for a sum
+        that would move the model further than the bound, and for a W that these members cannot have. With W
+        in [n, n cap], every coordinate of the mean is within bound (1 + n cap / (W Q)); a smaller lie goes
+        unnoticed.
         """
         if not 1 <= included <= self.members:
             raise ConfigError(f"included must be 1 to {self.members} members, got {included}")
         if (self.weights == "public") != (public_total is not None):
             raise ConfigError("public_total goes with public weights, and only with them")
-        total_weight = float(included)
-        if self.weights == "public":
-            total_weight = float(public_total or 0.0)
-        elif self.weights == "secret":
+        total_weight = float(included if public_total is None else public_total)
+        if self.weights == "secret":
             total_weight = float(words[-1])
         least = included if self.weights == "secret" else 0.0
         if not (least <= total_weight <= included * self.weight_cap and total_weight > 0):
@@ -289,13 +241,13 @@ class Encoding:
                 f"the sum lies beyond what {included} members within the bound can reach "
                 f"with a total weight of {total_weight:g}"
             )
-        return Decoded(weighted_sum, total_weight, included)
+        return Decoded(weighted_sum, total_weight)
 
     def _checked(self, weight: float | None) -> float:
         """Return a member's weight; raise `BoundError` if it is outside the range of its kind."""
+        if self.weights == "uniform" and weight not in (None, 1):
+            raise BoundError("weights are uniform in this run: a member cannot bring its own")
         if self.weights == "uniform":
-            if weight not in (None, 1):
-                raise BoundError("weights are uniform in this run: a member cannot bring its own")
             return 1.0
         if weight is None or not is_number(weight):
             raise BoundError("a member's weight must be a number")
@@ -309,15 +261,11 @@ class Encoding:
 def _repaired(block: npt.NDArray[Any], bound: float) -> tuple[npt.NDArray[np.float64], float, int, int]:
     """Return a block cut to the bound, its largest finite size, and how many were not finite or too large."""
     y = block.astype(np.float64)
-    finite = np.isfinite(y)
-    y[~finite] = 0.0
+    infinite = ~np.isfinite(y)
+    y[infinite] = 0.0
     size = np.abs(y)
-    return (
-        np.clip(y, -bound, bound),
-        float(size.max()),
-        int(y.size - np.count_nonzero(finite)),
-        int(np.count_nonzero(size > bound)),
-    )
+    beyond = size > bound
+    return np.clip(y, -bound, bound), float(size.max()), int(infinite.sum()), int(beyond.sum())
 
 
 def blocks(length: int) -> Iterator[slice]:

@@ -1,137 +1,77 @@
-"""Ground truth for a run: the utility of every coalition in every round, and of every coalition retrained.
+"""What a rehearsal computes from plain updates: Aumann-Shapley scores of rounds, and the ground truth.
 
-It needs the members' plain updates or data, which secure aggregation hides. So only the engine that holds
-them anyway can compute it, and the run is marked as analysis. The tables stay in DIR/tables, so that later
-questions need neither a second run nor a GPU.
+Secure aggregation hides members' updates and data, so only the engine that holds them anyway can compute the
+utility of every coalition of a round, and of every coalition retrained. Such a run is marked as analysis. The
+tables stay in DIR/tables, so that later questions need no second run.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import hashlib
 import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedmerit.errors import ConfigError, FedmeritError, NoGradient, StoreError, UndefinedScore
+from fedmerit.errors import ConfigError, FedmeritError, NoGradient, ReportError, StoreError, UndefinedScore
 from fedmerit.identity import exact
 from fedmerit.notes import Note
-from fedmerit.protocol.outcome import Model, mean
+from fedmerit.protocol.direction import BLOCKS
 from fedmerit.protocol.pool import Slice
-from fedmerit.protocol.terms import weights_of
 from fedmerit.scoring.ground_truth import sampled_shapley, shapley
-from fedmerit.scoring.scores import SCORES, cos_model
-from fedmerit.scoring.types import Reports, Table
-from fedmerit.simulation.coalitions import Evaluator, retrain_tables
-from fedmerit.simulation.contributions import Evaluate, cosine_of, updates_on
-from fedmerit.simulation.direction import BLOCKS, direction, missing_gradient
-from fedmerit.simulation.models import as_tensor, load_vector
+from fedmerit.scoring.scores import cos_model
+from fedmerit.scoring.types import Table
+from fedmerit.simulation.direction import direction, missing_gradient
+from fedmerit.simulation.models import (
+    Images,
+    as_tensor,
+    class_logits,
+    device_of,
+    evaluation,
+    float32,
+    load_vector,
+    prepare,
+)
 from fedmerit.simulation.setup import Federation
-from fedmerit.simulation.transport import PlainRound
-from fedmerit.simulation.utilities import Utility
+from fedmerit.simulation.training import trained
+from fedmerit.simulation.transport import PlainRound, Tell
+from fedmerit.simulation.utilities import (
+    Utility,
+    balance,
+    batch_of,
+    call,
+    check_for,
+    checked,
+    resolve_all,
+    whole_value,
+)
 from fedmerit.storage.run_folder import write
-
-# ------------------------------------------------------------------------------------- weights from scores
-
-
-def from_this_round(
-    federation: Federation,
-    number: int,
-    start: Model,
-    trained: Mapping[str, Model],
-    score: str,
-    evaluate: Evaluate | None = None,
-) -> dict[str, float]:
-    """Return weights from this round's own scores under plain averaging. For analysis only.
-
-    Args:
-        federation: gives the test pool and the utilities.
-        number: the round.
-        start: the model that all members started from.
-        trained: the local model of each member.
-        score: the score that becomes the weights.
-        evaluate: replaces the federation's own evaluation.
-    """
-    weights = dict.fromkeys(trained, 1.0)
-    reports = reports_under_plain_averaging(federation, number, start, trained, evaluate)
-    if reports is None:
-        return weights
-    return weights | weights_of(SCORES[score].function(reports).raw, reports.clients)
-
-
-def reports_under_plain_averaging(
-    federation: Federation,
-    number: int,
-    start: Model,
-    trained: Mapping[str, Model],
-    evaluate: Evaluate | None = None,
-    utility: str | None = None,
-) -> Reports | None:
-    """Return the reports that a round under plain averaging would have, None with fewer than 2 finite models.
-
-    ``utility`` is by default the one that members are paid by.
-    """
-    finite = {name: model for name, model in trained.items() if bool(np.isfinite(model).all())}
-    if len(finite) < 2:
-        return None
-    shown, utility = federation.pool.slice(number), utility or federation.utilities[0].name
-    first = as_tensor(start).to(federation.device)
-    updates = updates_on(federation.device, start, finite.values())
-    change = torch.zeros_like(first, dtype=torch.float64)
-    for update in updates:
-        change += update
-    grand = (first + change).float()
-
-    def value(model: Tensor) -> float:
-        return mean((evaluate or federation.evaluate)(model, shown)[utility])
-
-    return Reports(
-        empty=value(first),
-        grand=value(grand),
-        alone=np.array([value(first + update) for update in updates]),
-        without=np.array([value(grand - update) for update in updates]),
-        clients=tuple(finite),
-        cosine=[cosine_of(update.double(), change) for update in updates],  # type: ignore[arg-type]
-        round=number,
-    )
-
 
 # ------------------------------------------------------------------------------- along a public direction
 
 
 @dataclass(eq=False)
 class Phi:
-    """An `Analysis` of plain rounds: everybody's Aumann-Shapley score, per utility that has a gradient.
-
-    The direction of a round is public. A member's scalar products with it are numbers that the member itself
-    could state.
-
-    Args:
-        federation: network, test pool and utilities.
-        utilities: those to score by; None takes all of the federation.
-        blocks: of the test set, for standard errors; at most one per test sample.
-
-    Attributes:
-        rounds: per round and utility, what was found; see :meth:`summed`.
-        without: per utility that has no direction, why, and since which round; 0 is before the first.
-    """
+    """An `Analysis` of plain rounds: everybody's Aumann-Shapley score, per utility that has a gradient."""
 
     federation: Federation
-    utilities: Sequence[Utility] | None = None
-    blocks: int = BLOCKS
+    utilities: Sequence[Utility] | None = None  # to score by; None takes all of the federation
     rounds: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """Per round and utility, what `summed` keeps."""
     without: dict[str, tuple[FedmeritError, int]] = field(default_factory=dict)
-    _shown: tuple[str, Any, Any] | None = None
-    _told: int = 0
+    """Per utility that has no direction, why, and since which round; 0 is before the first."""
+    _noted: int = 0
 
     def __post_init__(self) -> None:
         if self.utilities is None:
@@ -148,59 +88,43 @@ class Phi:
         Beside them: the participants, the blocks' sizes, whether blocks have the same mix of classes, the
         gain v(M) - v(M0), what the quadrature leaves of it (``rest``), and the points of the path.
         """
-        outcome, device = plain.outcome, self.federation.device
-        shown = outcome.slice
+        outcome, shown = plain.outcome, plain.outcome.slice
         assert shown is not None  # runs without reports have no such analysis
-        if self._shown is None or self._shown[0] != shown.id:
-            self._shown = shown.id, as_tensor(shown.x).to(device), as_tensor(shown.y).to(device)
-        _, x, y = self._shown
-        found: dict[str, dict[str, Any]] = {}
+        blocks, balanced = min(BLOCKS, len(shown.y)), self.federation.pool.balanced
+        path = self.federation.network, plain.m0, outcome.model, shown.x, shown.y
+        measured = self.rounds[outcome.round] = {}
         for utility in self.utilities or ():
             if utility.name in self.without:
                 continue
             try:
-                way = direction(
-                    self.federation.network,
-                    plain.m0,
-                    outcome.model,
-                    x,
-                    y,
-                    utility,
-                    blocks=min(self.blocks, len(y)),
-                    balanced=self.federation.pool.balanced,
-                )
+                way = direction(*path, utility, blocks=blocks, balanced=balanced)
             except FedmeritError as error:  # a sum over the other rounds would not be what it says
                 self.without[utility.name] = error, outcome.round
                 continue
-            found[utility.name] = {
+            measured[utility.name] = {
                 "participants": list(outcome.included),
                 "blocks": way.products(plain.updates).tolist(),
                 "sizes": list(way.sizes),
-                "stratified": way.stratified,
-                "gain": way.gain,
-                "rest": way.rest,
-                "points": way.points,
+                **{key: getattr(way, key) for key in ("stratified", "gain", "rest", "points")},
             }
-        self.rounds[outcome.round] = found
 
     def recorded(self, number: int, utilities: Sequence[str]) -> dict[str, Any]:
         """Return what the ledger holds of a round: for each of these utilities, every member's products."""
-        found = {}
-        for name, one in self.rounds[number].items():
+        record = {}
+        for name, entry in self.rounds[number].items():
             if name in utilities:
-                columns = zip(*one["blocks"], strict=True)
-                own = zip(one["participants"], columns, strict=True)
-                found[name] = {
-                    "blocks": {client: [exact(value) for value in values] for client, values in own},
-                    **{key: one[key] for key in ("sizes", "stratified", "points")},
-                    **{key: exact(one[key]) for key in ("gain", "rest")},
+                products = zip(entry["participants"], zip(*entry["blocks"], strict=True), strict=True)
+                record[name] = {
+                    "blocks": {client: [exact(value) for value in values] for client, values in products},
+                    **{key: entry[key] for key in ("sizes", "stratified", "points")},
+                    **{key: exact(entry[key]) for key in ("gain", "rest")},
                 }
-        return found
+        return record
 
     def new_notes(self) -> Iterator[Note]:
         """Yield a note on each utility that is left out and was not yet named."""
-        new = list(self.without.items())[self._told :]
-        self._told = len(self.without)
+        new = list(self.without.items())[self._noted :]
+        self._noted = len(self.without)
         for name, (error, number) in new:
             if number or not isinstance(error, NoGradient):
                 yield Note("phi-failed", utility=name, round=number)
@@ -208,6 +132,152 @@ class Phi:
                 yield Note("phi-no-coordinate", utility=name, what=error.coordinate)
             else:
                 yield Note("phi-no-gradient", utility=name)
+
+
+# ----------------------------------------------------------------------------------------- coalition models
+
+CHUNK = 8
+"""Coalition models that are computed at a time."""
+Masks = npt.NDArray[np.int64]
+"""Coalitions as bitmasks: bit i is set if and only if client i belongs to the coalition."""
+
+
+def coefficients(
+    masks: Sequence[int] | Masks, weights: Sequence[float], game: str
+) -> npt.NDArray[np.float64]:
+    r"""Return the matrix (K, N) that turns updates into coalition models, M(S) = M_0 + \sum_i c_{S,i} U_i.
+
+    .. math:: c_{S,i} = 1[i \in S] \quad\text{(additive)}, \qquad
+              c_{S,i} = 1[i \in S] \frac{\sum_j w_j}{\sum_{j \in S} w_j} \quad\text{(renormalised)}
+
+    where :math:`U_i = w_i (M_i - M_0) / \sum_j w_j`, so that the renormalised model is the weighted mean of
+    the local models of S. Both games agree on the empty and on the grand coalition.
+
+    >>> coefficients([0, 1, 3], [1, 3], "renormalised")
+    array([[0., 0.],
+           [4., 0.],
+           [1., 1.]])
+    """
+    w = np.asarray(weights, dtype=np.float64)
+    bits = np.asarray(masks, dtype=np.int64)[:, None] >> np.arange(len(w)) & 1
+    member: npt.NDArray[np.float64] = bits.astype(np.float64)
+    if game == "renormalised":
+        inside = member @ w
+        member *= np.divide(w.sum(), inside, out=np.zeros_like(inside), where=inside > 0)[:, None]
+    return member
+
+
+def coalition_name(mask: int, clients: Sequence[str]) -> str:
+    """Return the names of a coalition's clients as text for messages.
+
+    >>> coalition_name(5, ["A", "B", "C"])
+    '{A, C}'
+    """
+    return "{" + ", ".join(client for i, client in enumerate(clients) if mask >> i & 1) + "}"
+
+
+@dataclass(frozen=True, eq=False)
+class Game:
+    """The coalition models of one round: M0 (P,), U_i (N, P), w_i (N,), how they combine, and names."""
+
+    m0: Tensor
+    updates: Tensor
+    weights: Sequence[float]
+    kind: str
+    clients: Sequence[str]
+
+    @classmethod
+    def of(cls, plain: PlainRound, kind: str) -> Game:
+        """Return the game of a round, on the device of its updates."""
+        m0 = as_tensor(plain.m0).to(plain.updates.device)
+        return cls(m0, plain.updates, plain.weights, kind, plain.outcome.included)
+
+    def vectors(self, masks: Masks) -> Tensor:
+        """Return the models of these coalitions, shape (K, P)."""
+        c = torch.as_tensor(coefficients(masks, self.weights, self.kind), dtype=torch.float32)
+        with float32():
+            return torch.addmm(self.m0.expand(len(c), -1), c.to(self.m0.device), self.updates)
+
+
+class Evaluator:
+    """Evaluates models of one architecture on one test set, one after another, in float32.
+
+    ``model`` gives architecture and device, and is not changed. ``how`` is what the ledger records of how the
+    last coalitions were evaluated.
+    """
+
+    def __init__(
+        self, model: nn.Module, x: Images, y: npt.NDArray[Any] | Tensor, utilities: Sequence[str | Utility]
+    ) -> None:
+        self.model, self.device = copy.deepcopy(model).eval(), device_of(model)
+        self.utilities = resolve_all(utilities)
+        self.labels = check_for(self.utilities, y, len(x)).to(self.device)
+        self.images = prepare(x, self.device)
+        self.batch = batch_of(self.device)
+        self.how: dict[str, Any] = {"method": "exact"}
+        self.balance: Tensor | None = None
+        if any(utility.balanced for utility in self.utilities):
+            with evaluation(self.model):
+                classes = class_logits(self.model(self.images[:1])).shape[1]
+            self.balance = balance(self.labels, classes)
+
+    def tables(self, game: Game, tell: Tell | None = None) -> dict[str, Table]:
+        """Return the utility of every coalition of a round, one table per utility."""
+        values = self.values(game, np.arange(1 << len(game.clients)), tell)
+        return {u.name: Table(values[:, i], tuple(game.clients)) for i, u in enumerate(self.utilities)}
+
+    def values(self, game: Game, masks: Masks, tell: Tell | None = None) -> npt.NDArray[np.float64]:
+        """Return every utility of these coalitions of a round, shape (K, U)."""
+        values = np.empty((len(masks), len(self.utilities)))
+        for start in range(0, len(masks), CHUNK):
+            chunk = slice(start, start + CHUNK)
+            values[chunk] = [self.measure(vector) for vector in game.vectors(masks[chunk])]
+            if tell:
+                tell(min(start + CHUNK, len(masks)), len(masks))
+        self.check_finite(values, masks, game.clients)
+        return values
+
+    def check_finite(self, values: npt.NDArray[np.float64], masks: Masks, clients: Sequence[str]) -> None:
+        """Raise `ReportError` if the model of a coalition has diverged."""
+        for row, place in np.argwhere(~np.isfinite(values)):
+            name, who = self.utilities[place].name, coalition_name(int(masks[row]), clients)
+            raise ReportError(f"utility {name!r} of coalition {who} is not finite: its model diverged")
+
+    def measure(self, vector: Tensor) -> list[float]:
+        """Return the mean of every utility of a model; NaN if its answers are not finite."""
+        load_vector(self.model, vector)
+        with torch.no_grad(), float32():
+            sums = [self._sums(slice(i, i + self.batch)) for i in range(0, len(self.labels), self.batch)]
+            total = torch.stack(sums).sum(0)
+            for place, utility in enumerate(self.utilities):
+                if utility.asks:
+                    total[place] = self._asked(utility)
+        means: list[float] = (total / len(self.labels)).tolist()
+        return means
+
+    def _sums(self, part: slice) -> Tensor:
+        """Return the sum of each utility over a batch in float64; all NaN if some answer is not finite."""
+        outputs, labels = self.model(self.images[part]).float(), self.labels[part]
+        sums = torch.zeros(len(self.utilities), dtype=torch.float64, device=self.device)
+        for place, utility in enumerate(self.utilities):
+            if utility.of_logits is not None:
+                values = utility.values(outputs, labels).double()
+                if utility.balanced and self.balance is not None:
+                    values = values * self.balance[part]
+                sums[place] = values.sum()
+        return sums + torch.where(outputs.isfinite().all(), 0.0, torch.nan)
+
+    def _asked(self, utility: Utility) -> float:
+        """Return the sum of a user's utility after checking it, or a metric times the number of samples.
+
+        NaN if some value is not finite.
+        """
+        if utility.whole:
+            return whole_value(utility, self.model, self.images, self.labels) * len(self.labels)
+        values = call(utility, self.model, self.images, self.labels).detach().cpu().numpy()
+        if not np.isfinite(values).all():
+            return math.nan
+        return float(checked(utility, values, len(self.labels)).sum())
 
 
 # -------------------------------------------------------------------------------------------- ground truth
@@ -220,44 +290,28 @@ BUDGET = 4000
 RETRAINING = "retraining.jsonl"
 """The file of the coalitions that are trained again, a line each."""
 
-Tell = Callable[[int, int], None]
-
 
 @dataclass(eq=False)
 class Truth:
-    """An `Analysis` of plain rounds that computes and keeps the ground truth that a config asks for.
-
-    Args:
-        federation: data, network and settings.
-        folder: where the tables go.
-        tell: called with (done, total) coalitions of a round.
-        evaluator: makes the evaluator of coalitions on a test slice; None takes the usual one.
-        most_exact: the most members for whom a round's Shapley values are exact.
-        budget: coalitions evaluated per round when they are sampled.
-        stacked: whether many coalitions are retrained at a time; None does so on a GPU.
-    """
+    """An `Analysis` of plain rounds that computes and keeps the ground truth that a config asks for."""
 
     federation: Federation
-    folder: Path
-    tell: Tell = lambda done, total: None
-    evaluator: Callable[[Federation, Slice], Evaluator] | None = None
-    most_exact: int = MOST_EXACT
-    budget: int = BUDGET
-    stacked: bool | None = None
-    _evaluators: dict[str, Evaluator] = field(default_factory=dict)
+    folder: Path  # where the tables go
+    tell: Tell = lambda done, total: None  # of a round's coalitions
+    most_exact: int = MOST_EXACT  # members, for whom a round's Shapley values are exact
+    budget: int = BUDGET  # coalitions evaluated per round when they are sampled
+    _evaluator: tuple[str, Evaluator] | None = None
 
     def __post_init__(self) -> None:
-        config, n = self.federation.config, len(self.federation.names)
+        config, members = self.federation.config, len(self.federation.names)
         if "shapley" in config.scoring.truth:
-            if n > MOST_EXACT:
+            if members > MOST_EXACT:
+                problem = f"trains 2^N models; at most {MOST_EXACT} members, got {members}"
+                raise ConfigError.at("scoring.truth", f'"shapley" {problem}')
+            if config.weighing not in ("uniform", "roster"):
+                expected = f'training.weights = "uniform" or a table, got "{config.weighing}"'
                 raise ConfigError.at(
-                    "scoring.truth", f'"shapley" trains 2^N models; at most {MOST_EXACT} members, got {n}'
-                )
-            if config.training.weights not in ("uniform", "roster"):
-                raise ConfigError.at(
-                    "scoring.truth",
-                    '"shapley" retrains with fixed weights: expected training.weights = '
-                    f'"uniform" or "roster", got "{config.training.weights}"',
+                    "scoring.truth", f'"shapley" retrains with fixed weights: expected {expected}'
                 )
         self.folder.mkdir(exist_ok=True)
 
@@ -265,112 +319,132 @@ class Truth:
 
     def summed(self, plain: PlainRound) -> dict[str, Any] | None:
         """Evaluate and save all coalition models of a round; return the record for the ledger."""
-        if not self.federation.config.values_coalitions(plain.outcome.round):
+        config, outcome = self.federation.config, plain.outcome
+        if not config.values_coalitions(outcome.round):
             return None
-        outcome = plain.outcome
-        evaluator, game = (
-            self.of_slice(self.federation.truth_slice(outcome.round)),
-            self.federation.config.scoring.game,
-        )
-        if len(outcome.included) > self.most_exact:
-            return self._sampled(evaluator, plain)
-        tables, record = evaluator.tables(
-            plain.m0, plain.updates, plain.weights, game=game, clients=outcome.included, progress=self.tell
-        )
-        arrays = {f"table/{name}": table.values for name, table in tables.items()} | _cosines(plain)
-        facts = {
-            "method": record.method,
-            "precision": record.precision,
-            "deviation": {name: exact(value) for name, value in record.deviation.items()},
-            "coalitions": record.coalitions,
-        }
-        return {**facts, "sha256": self._save(f"round-{outcome.round:04d}.npz", outcome.included, arrays)}
+        evaluator = self.evaluator(self.federation.truth_slice(outcome.round))
+        game = Game.of(plain, config.scoring.game)
+        members = len(outcome.included)
+        self.tell(0, 1 << members if members <= self.most_exact else self.budget)
+        if members > self.most_exact:
+            arrays, record = self._sampled(evaluator, game, outcome.round)
+        else:
+            tables = evaluator.tables(game, self.tell)
+            arrays = {f"table/{name}": table.values for name, table in tables.items()}
+            record = {**evaluator.how, "coalitions": 1 << members}
+        with contextlib.suppress(UndefinedScore):  # a model that is zero has no cosine
+            arrays["cos-model"] = cos_model(plain.updates.cpu().numpy(), plain.m0).values
+        return {**record, "sha256": self._save(outcome.round, outcome.included, arrays)}
 
-    def of_slice(self, shown: Slice) -> Evaluator:
+    def evaluator(self, shown: Slice) -> Evaluator:
         """Return the evaluator of coalitions on a test slice."""
-        if shown.id not in self._evaluators:  # the fastest strategy serves all rounds on these samples
-            make = self.evaluator or _usual
-            self._evaluators = {shown.id: make(self.federation, shown)}
-        return self._evaluators[shown.id]
+        if self._evaluator is None or self._evaluator[0] != shown.id:
+            self._evaluator = shown.id, self.new_evaluator(shown)
+        return self._evaluator[1]
 
-    def _sampled(self, evaluator: Evaluator, plain: PlainRound) -> dict[str, Any]:
-        outcome = plain.outcome
-        game = evaluator.game(
-            plain.m0,
-            plain.updates,
-            plain.weights,
-            game=self.federation.config.scoring.game,
-            clients=outcome.included,
-            total=self.budget,
-        )
-        seed = self.federation.seed("sampled", outcome.round)
-        asked: list[int] = []
+    def new_evaluator(self, shown: Slice) -> Evaluator:
+        """Return an evaluator on a test slice that was not seen before."""
+        return Evaluator(self.federation.network, shown.x, shown.y, self.federation.utilities)
 
-        def ask(mask: int) -> float:
-            asked.append(mask)  # no value influences the draw, so all can be evaluated at once
+    def _sampled(
+        self, evaluator: Evaluator, game: Game, number: int
+    ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+        seed = self.federation.seed("sampled", number)
+        drawn: list[int] = []
+
+        def draw(mask: int) -> float:
+            drawn.append(mask)  # no value influences the draw, so all can be evaluated at once
             return 0.0
 
-        sampled_shapley(ask, outcome.included, budget=self.budget, seed=seed)
-        seen = dict(zip(asked, game.values(np.array(asked)), strict=True))
-        arrays = _cosines(plain)
-        for k, utility in enumerate(self.federation.utilities):
+        sampled_shapley(draw, game.clients, budget=self.budget, seed=seed)
+        values = dict(zip(drawn, evaluator.values(game, np.array(drawn), self.tell), strict=True))
+        arrays = {}
+        for place, utility in enumerate(evaluator.utilities):
 
-            def value(mask: int, k: int = k) -> float:
-                return float(seen[mask][k])
+            def value(mask: int, place: int = place) -> float:
+                return float(values[mask][place])
 
-            found = sampled_shapley(value, outcome.included, budget=self.budget, seed=seed).scores
-            arrays[f"sampled/{utility.name}"] = found.values
-            if found.stderr is not None:  # enough orders were sampled
-                arrays[f"stderr/{utility.name}"] = found.stderr
-        digest = self._save(f"round-{outcome.round:04d}.npz", outcome.included, arrays)
-        return {"method": "sampled", "coalitions": len(seen), "sha256": digest}
+            scores = sampled_shapley(value, game.clients, budget=self.budget, seed=seed).scores
+            arrays[f"sampled/{utility.name}"] = scores.values
+            if scores.stderr is not None:  # enough orders were sampled
+                arrays[f"stderr/{utility.name}"] = scores.stderr
+        return arrays, {"method": "sampled", "coalitions": len(values)}
 
-    def _save(self, name: str, clients: Sequence[str], arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    def _file(self, number: int | None) -> Path:
+        """Return the file of a round's tables; None: of the coalitions that were trained again."""
+        return self.folder / ("retrained.npz" if number is None else f"round-{number:04d}.npz")
+
+    def _save(self, number: int | None, clients: Sequence[str], arrays: Mapping[str, Any]) -> str:
         buffer = io.BytesIO()
-        np.savez(buffer, clients=np.array(clients), **arrays)  # type: ignore[arg-type]
-        write(self.folder / name, buffer.getvalue())
+        np.savez(buffer, clients=np.array(clients), **arrays)
+        write(self._file(number), buffer.getvalue())
         return hashlib.sha256(buffer.getvalue()).hexdigest()
 
     # ----------------------------------------------------------------------- every coalition, retrained
 
     def retrain(self, tell: Tell) -> None:
         """Train every coalition from the first model with the run's own seeds; resume after a kill."""
-        federation, config = self.federation, self.federation.config
+        federation, names = self.federation, self.federation.names
         log = self.folder / RETRAINING
         known = _finished(log)
-        names = federation.names
-        seeds = [
-            [federation.seed("train", number, name) for name in names]
-            for number in range(1, config.training.rounds + 1)
-        ]
-        roster = config.training.roster_weights
-        weights = [float(roster[name]) if roster else 1.0 for name in names]
-        last = federation.truth_slice(config.training.rounds)
+        evaluator = self.evaluator(federation.truth_slice(federation.config.training.rounds))
+        utilities = [utility.name for utility in evaluator.utilities]
+        missing = [mask for mask in range(1 << len(names)) if mask not in known]
         with log.open("a", encoding="utf-8") as file:
-
-            def store(mask: int, values: Mapping[str, float]) -> None:
-                file.write(json.dumps({"coalition": mask, "utilities": dict(values)}) + "\n")
+            for mask, vector in self.retrained(missing, tell):
+                values = dict(zip(utilities, evaluator.measure(vector), strict=True))
+                if not all(map(math.isfinite, values.values())):
+                    raise ReportError(
+                        f"the model of coalition {coalition_name(mask, names)} diverged in retraining"
+                    )
+                file.write(json.dumps({"coalition": mask, "utilities": values}) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
+                known[mask] = values
+        every = [known[mask] for mask in range(1 << len(names))]
+        tables = {f"table/{name}": np.array([values[name] for values in every]) for name in utilities}
+        self._save(None, names, tables)
 
-            tables, how = retrain_tables(
-                federation.network,
-                federation.first,
-                [(client.x, client.y) for client in federation.clients],
-                federation.training,
-                seeds,
-                weights,
-                last.x,
-                last.y,
-                federation.utilities,
-                clients=names,
-                known=known,
-                store=store,
-                stacked=self.stacked,
-                progress=tell,
-            )
-        self._save("retrained.npz", names, {f"table/{name}": table.values for name, table in tables.items()})
-        write(self.folder / "retraining.json", (json.dumps(asdict(how), indent=1) + "\n").encode())
+    def retrained(self, masks: Sequence[int], tell: Tell) -> Iterator[tuple[int, Tensor]]:
+        r"""Yield each of these coalitions with its own federation's model after R rounds.
+
+        .. math:: M_{r+1}(S) = M_r(S) + \sum_{i \in S} w_i (T_{r,i}(M_r(S)) - M_r(S)) / \sum_{i \in S} w_i
+
+        where T_{r,i} is the local training of client i with the run's seed of (round, client).
+        """
+        federation, rounds = self.federation, self.federation.config.training.rounds
+        start = as_tensor(federation.first).to(federation.device)
+        in_first: dict[str, Tensor] = {}  # all coalitions start the first round from the same model
+        done, total = 0, rounds * sum(mask.bit_count() for mask in masks)
+        if total:
+            tell(done, total)
+        for mask in masks:
+            model, shares = start, self.shares(mask)
+            for number in range(1, rounds + 1):
+                move = torch.zeros_like(model)
+                for client, share in zip(federation.clients, shares, strict=True):
+                    if not share:
+                        continue
+                    local = in_first.get(client.name) if number == 1 else None
+                    if local is None:
+                        seed = federation.seed("train", number, client.name)
+                        data = client.x, client.y, federation.training
+                        local = as_tensor(trained(federation.network, model, *data, seed)).to(model.device)
+                    if number == 1:
+                        in_first[client.name] = local
+                    move += share * (local - model)
+                    done += 1
+                    tell(done, total)
+                model = model + move
+            yield mask, model
+
+    def shares(self, mask: int) -> Tensor:
+        """Return every client's part of a coalition's sum, shape (N,): w_i over the sum of its members' w."""
+        names, roster = self.federation.names, self.federation.config.roster_weights
+        weights = [float(roster[name]) if roster else 1.0 for name in names]
+        inside = [weight * (mask >> i & 1) for i, weight in enumerate(weights)]
+        shares = torch.tensor(inside, dtype=torch.float64, device=self.federation.device)
+        return (shares / shares.sum()).float() if mask else shares.float()
 
     # ------------------------------------------------------------------------------------------ the values
 
@@ -384,81 +458,72 @@ class Truth:
 
         .. math:: \frac1R \sqrt{\sum_t s_t(i)^2}
         """
-        names, found = self.federation.names, {}
-        for utility in self.federation.utilities:
-            one: dict[str, Any] = {}
-            if "mr-shapley" in self.federation.config.scoring.truth and scored:
-                paths = [self.folder / f"round-{number:04d}.npz" for number in scored]
-                rounds = [_value(path, utility.name) for path in paths]
-                one["MR-SV"] = [
-                    float(np.mean([values.get(name, 0.0) for values in rounds])) for name in names
-                ]
-                errors = [_errors(path, utility.name) for path in paths]
+        config, names = self.federation.config, self.federation.names
+        truth, last = config.scoring.truth, self._file(config.training.rounds)
+        paths = [self._file(number) for number in scored] if "mr-shapley" in truth else []
+        rounds = [_Tables(path) for path in paths]
+        final = _Tables(last) if "round-shapley" in truth and last.exists() else None
+        again = _Tables(self._file(None)) if self._file(None).exists() else None
+        scores: dict[str, dict[str, Any]] = {}
+        for utility in (utility.name for utility in self.federation.utilities):
+            entry = scores[utility] = {}
+            if rounds:
+                values = [tables.shapley(utility) for tables in rounds]
+                entry["MR-SV"] = [float(np.mean([of.get(name, 0.0) for of in values])) for name in names]
+                errors = [tables.errors(utility) for tables in rounds]
                 if any(errors) and None not in errors:
-                    own_errors = [[(each or {}).get(name, 0.0) for each in errors] for name in names]
-                    one["se_MR-SV"] = [math.hypot(*own) / len(paths) for own in own_errors]
-                cosines = [_cosines_in(path) for path in paths]
+                    own_errors = [[(of or {}).get(name, 0.0) for of in errors] for name in names]
+                    entry["se_MR-SV"] = [math.hypot(*own) / len(rounds) for own in own_errors]
+                cosines = [tables.named("cos-model") for tables in rounds]
                 if all(cosines):
-                    one["COS-MODEL"] = [math.fsum(each.get(name, 0.0) for each in cosines) for name in names]
-                one["rounds"] = [[values.get(name) for name in names] for values in rounds]
-            last = self.folder / f"round-{self.federation.config.training.rounds:04d}.npz"
-            if "round-shapley" in self.federation.config.scoring.truth and last.exists():
-                values = _value(last, utility.name)
-                one["ROUND-SV"] = [values.get(name, 0.0) for name in names]
-            if (self.folder / "retrained.npz").exists():
-                values = _value(self.folder / "retrained.npz", utility.name)
-                one["SV"] = [values[name] for name in names]
-            found[utility.name] = one
-        return found
+                    entry["COS-MODEL"] = [math.fsum(of.get(name, 0.0) for of in cosines) for name in names]
+                entry["rounds"] = [[of.get(name) for name in names] for of in values]
+            for score, tables in (("ROUND-SV", final), ("SV", again)):
+                if tables is not None:
+                    of = tables.shapley(utility)
+                    entry[score] = [of.get(name, 0.0) for name in names]
+        return scores
 
 
-def _usual(federation: Federation, shown: Slice) -> Evaluator:
-    return Evaluator(federation.network, shown.x, shown.y, federation.utilities)
+class _Tables:
+    """The tables of a round, or of the coalitions that were trained again, as they were saved."""
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._refusing_damage(), np.load(path, allow_pickle=False) as content:
+            self.arrays = dict(content)
+            self.clients = [str(name) for name in self.arrays["clients"]]
 
-def _value(path: Path, utility: str) -> dict[str, float]:
-    """Return the Shapley values of a saved table, or the sampled ones, by name."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            clients = [str(name) for name in arrays["clients"]]
-            if f"sampled/{utility}" in arrays:
-                values = arrays[f"sampled/{utility}"]
-            else:
-                values = shapley(Table(arrays[f"table/{utility}"], tuple(clients))).values
-    except (OSError, KeyError, ValueError) as error:
-        raise StoreError(f"{path}: not a table of coalitions: {error}") from error
-    return dict(zip(clients, values.tolist(), strict=True))
+    @contextlib.contextmanager
+    def _refusing_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, KeyError, ValueError) as error:
+            raise StoreError(f"{self.path}: not a table of coalitions: {error}") from error
 
+    def named(self, key: str) -> dict[str, float]:
+        """Return an array by the clients' names; empty if it is not there."""
+        values = self.arrays[key].tolist() if key in self.arrays else []
+        return dict(zip(self.clients, values, strict=False))
 
-def _cosines(plain: PlainRound) -> dict[str, npt.NDArray[np.float64]]:
-    """Return the cosines of models of a round, to be saved; nothing if a model is zero."""
-    try:
-        return {"cos-model": cos_model(plain.updates.cpu().numpy(), plain.m0).values}
-    except UndefinedScore:
-        return {}
+    def shapley(self, utility: str) -> dict[str, float]:
+        """Return the Shapley values, or the sampled ones, by name."""
+        if sampled := self.named(f"sampled/{utility}"):
+            return sampled
+        with self._refusing_damage():
+            values = shapley(Table(self.arrays[f"table/{utility}"], tuple(self.clients))).values
+            return dict(zip(self.clients, values.tolist(), strict=True))
 
-
-def _cosines_in(path: Path) -> dict[str, float]:
-    """Return the saved cosines of models by name; empty if there are none."""
-    with np.load(path, allow_pickle=False) as arrays:  # _value has read it before
-        values = arrays["cos-model"].tolist() if "cos-model" in arrays else []
-        return dict(zip(arrays["clients"].tolist(), values, strict=False))
-
-
-def _errors(path: Path, utility: str) -> dict[str, float] | None:
-    """Return the standard errors of sampled values by name; empty if exact, None if they are unknown."""
-    with np.load(path, allow_pickle=False) as arrays:  # _value has read it before
-        if f"sampled/{utility}" not in arrays:
+    def errors(self, utility: str) -> dict[str, float] | None:
+        """Return the standard errors of sampled values by name; empty if exact, None if they are unknown."""
+        if f"sampled/{utility}" not in self.arrays:
             return {}
-        if f"stderr/{utility}" not in arrays:
-            return None
-        return dict(zip(arrays["clients"].tolist(), arrays[f"stderr/{utility}"].tolist(), strict=True))
+        return self.named(f"stderr/{utility}") or None
 
 
 def _finished(log: Path) -> dict[int, dict[str, float]]:
     """Return the coalitions in the log, and remove a last line that a kill cut short."""
-    known: dict[int, dict[str, float]] = {}
-    whole = 0
+    known, whole = dict[int, dict[str, float]](), 0
     if not log.exists():
         return known
     with log.open("rb") as file:

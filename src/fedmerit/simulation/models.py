@@ -1,9 +1,7 @@
-"""The networks, and a model as one flat vector.
+"""The networks, a model as one flat vector, and what goes into a model and comes out of it.
 
-The vector is what members train, sum and evaluate. It holds every parameter, then every persistent
-floating-point buffer (BatchNorm's running statistics), in the order of ``named_parameters`` and
-``named_buffers``. Integer buffers, such as BatchNorm's batch counter, cannot be averaged, so the vector
-does not hold them; ``left_out`` names them.
+The vector holds every parameter, then every persistent floating-point buffer, in the order of
+``named_parameters`` and ``named_buffers``. Integer buffers cannot be averaged; ``left_out`` names them.
 """
 
 from __future__ import annotations
@@ -31,16 +29,11 @@ Images = npt.NDArray[Any] | Tensor
 """Samples. Shape (m, H, W, C), uint8 or floats: images. Anything else is passed on, see `prepare`."""
 
 
-def build(name: str, input_shape: Shape, classes: int, norm: str = "group", seed: int = 0) -> nn.Module:
+def build(name: str, input_shape: Shape, classes: int, seed: int = 0) -> nn.Module:
     """Return the network ``name`` with weights drawn from ``seed``; global generators are not touched.
 
-    Args:
-        name: one of ``MODELS``, or ``module:factory``, which is called as ``factory(input_shape, classes)``.
-        input_shape: (height, width, channels) of one image, or the shape of one sample; only ``mlp`` and a
-            user's factory take others than images.
-        classes: number of classes, or of outputs where y is no class.
-        norm: ``group`` or ``batch``, the normalisation of the ResNets.
-        seed: of the initial weights.
+    The name is one of ``MODELS``, or ``module:factory``, called as ``factory(input_shape, classes)``. Only
+    ``mlp`` and a user's factory take samples that are no images. ``classes`` are outputs where y is no class.
 
     >>> state_length(build("mlp", (4, 4, 1), 3))  # (16 + 1) * 128 + (128 + 1) * 64 + (64 + 1) * 3
     10627
@@ -55,22 +48,17 @@ def build(name: str, input_shape: Shape, classes: int, norm: str = "group", seed
         )
     if classes < 1:
         raise ConfigError(f"a model needs at least 1 output, got {classes}")
-    if norm not in ("group", "batch"):
-        raise ConfigError(f"model.norm must be 'group' or 'batch', got {norm!r}", setting="model.norm")
     with seeded(seed):
-        model = _make(name, input_shape, classes, norm)
+        model = _make(name, input_shape, classes)
     if not isinstance(model, nn.Module):
-        got = type(model).__name__
-        raise ConfigError(
-            f"model.name {name!r} must return a torch.nn.Module, got {got}", setting="model.name"
-        )
+        problem = f"must return a torch.nn.Module, got {type(model).__name__}"
+        raise ConfigError.at("model.name", f"{name!r} {problem}")
     if any(value.is_complex() for value in model.state_dict().values()):
-        problem = "complex parameters cannot be summed securely"
-        raise ConfigError(f"model.name {name!r}: {problem}", setting="model.name")
+        raise ConfigError.at("model.name", f"{name!r}: complex parameters cannot be summed securely")
     return model.float()
 
 
-def _make(name: str, input_shape: Shape, classes: int, norm: str) -> Any:
+def _make(name: str, input_shape: Shape, classes: int) -> Any:
     if name == "mlp":
         flat = math.prod(input_shape)
         layers = nn.Linear(flat, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, classes)
@@ -78,9 +66,9 @@ def _make(name: str, input_shape: Shape, classes: int, norm: str) -> Any:
     if name in ("cnn", "cnn-pool"):
         return CNN(input_shape, classes, pool=name == "cnn-pool")
     if name == "resnet18":
-        return ResNet((2, 2, 2, 2), input_shape[2], classes, norm=norm)
+        return ResNet((2, 2, 2, 2), input_shape[2], classes)
     if name == "resnet50":
-        return ResNet((3, 4, 6, 3), input_shape[2], classes, norm=norm, bottleneck=True)
+        return ResNet((3, 4, 6, 3), input_shape[2], classes, bottleneck=True)
     if ":" in name:
         factory = load_object(name, "model.name")
         try:
@@ -88,13 +76,10 @@ def _make(name: str, input_shape: Shape, classes: int, norm: str) -> Any:
         except FedmeritError:
             raise
         except Exception as error:  # a user's code may raise anything
-            called = f"factory({input_shape}, {classes})"
-            problem = f"{type(error).__name__}: {error}"
-            raise ConfigError.at("model.name", f"{name!r} failed, called as {called}: {problem}") from error
+            problem = f"called as factory({input_shape}, {classes}): {type(error).__name__}: {error}"
+            raise ConfigError.at("model.name", f"{name!r} failed, {problem}") from error
     known = ", ".join(MODELS)
-    raise ConfigError(
-        f"model.name must be one of {known} or 'module:factory', got {name!r}", setting="model.name"
-    )
+    raise ConfigError.at("model.name", f"must be one of {known} or 'module:factory', got {name!r}")
 
 
 @contextlib.contextmanager
@@ -110,11 +95,7 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
 
 
 def _interleaved(x: Tensor) -> Tensor:
-    """Return the same images with their channels side by side in memory, if they are on a CPU.
-
-    All layers keep this layout. In it PyTorch pools several channels at once, in its own one number after
-    another.
-    """
+    """Return images with their channels side by side in memory on a CPU, where PyTorch then pools faster."""
     if x.device.type != "cpu":
         return x
     last = x.permute(0, 2, 3, 1)
@@ -229,9 +210,9 @@ def _norm(norm: str, channels: int) -> nn.Module:
 def state(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors in the vector by name, in order: parameters, then persistent float buffers."""
     buffers = {k: v for k, v in model.named_buffers() if v.is_floating_point()}
-    kept = model.state_dict().keys() if buffers else ()
+    persistent = model.state_dict().keys() if buffers else ()
     return {k: p.detach() for k, p in model.named_parameters()} | {
-        k: v.detach() for k, v in buffers.items() if k in kept
+        k: v.detach() for k, v in buffers.items() if k in persistent
     }
 
 
@@ -241,8 +222,8 @@ def left_out(model: nn.Module) -> tuple[str, ...]:
     >>> left_out(nn.BatchNorm1d(2))
     ('num_batches_tracked',)
     """
-    kept = model.state_dict().keys()
-    return tuple(k for k, v in model.named_buffers() if k in kept and not v.is_floating_point())
+    persistent = model.state_dict().keys()
+    return tuple(k for k, v in model.named_buffers() if k in persistent and not v.is_floating_point())
 
 
 def state_length(model: nn.Module) -> int:
@@ -296,3 +277,110 @@ def prepare(x: Images, device: torch.device | str = "cpu") -> Tensor:
             return (images.float() / 127.5 - 1).contiguous()
         return images.float().contiguous()
     return (samples.float() if samples.is_floating_point() else samples.long()).contiguous()
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of the model's parameters."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+@contextlib.contextmanager
+def evaluation(model: nn.Module, *, gradient: bool = False) -> Iterator[None]:
+    """Use evaluation mode inside the block, with gradients if asked; restore every submodule's mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.enable_grad() if gradient else torch.inference_mode():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextlib.contextmanager
+def float32(*, tf32: bool = False) -> Iterator[None]:
+    """Multiply in full float32 inside the block, or in TF32 if asked; this matters only on a GPU."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+# ------------------------------------------------------------------------------------- outputs and targets
+
+
+def fitted(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return outputs in the shape of y; raise `DataError` if they do not fit."""
+    if outputs.shape == y.shape:
+        return outputs
+    if outputs.shape == (*y.shape[:1], 1, *y.shape[1:]):
+        return outputs[:, 0]
+    raise DataError(
+        f"the model must return numbers of shape {tuple(y.shape)} like y, or with one more axis of length 1 "
+        f"after the first, got {tuple(outputs.shape)}"
+    )
+
+
+def class_logits(outputs: Tensor, *, probabilities: bool = False) -> Tensor:
+    """Return logits of shape (m, C); one logit per sample becomes those of two classes, (0, z).
+
+    Probabilities become their logarithms, which are logits too; one per sample is that of class 1.
+
+    >>> class_logits(torch.tensor([2.0, -1.0])).tolist()
+    [[0.0, 2.0], [0.0, -1.0]]
+    >>> class_logits(torch.tensor([0.25]), probabilities=True).exp().tolist()
+    [[0.75, 0.25]]
+    """
+    if outputs.ndim == 1:
+        outputs = outputs[:, None]
+    if outputs.ndim == 2 and outputs.shape[1] == 1:
+        other = 1 - outputs if probabilities else torch.zeros_like(outputs)
+        outputs = torch.cat([other, outputs], dim=1)
+    return logs(outputs) if probabilities else outputs
+
+
+def logs(probabilities: Tensor) -> Tensor:
+    """Return logarithms; those of 0, and of what rounding left below it, stay finite."""
+    return probabilities.clamp_min(torch.finfo(probabilities.dtype).eps ** 2).log()
+
+
+def check_targets(y: npt.NDArray[Any] | Tensor, samples: int, *, classes: bool = False) -> Tensor:
+    """Return targets as a tensor of shape (samples, ...), or labels as int64 of shape (samples,).
+
+    Raises:
+        DataError: they have another shape, there is none, or labels are no integers.
+    """
+    targets = as_tensor(y)
+    if classes and (targets.shape != (samples,) or targets.is_floating_point()):
+        got = f"shape {tuple(targets.shape)}, {targets.dtype}"
+        raise DataError(f"labels must be {samples} integers, one per image, got {got}")
+    if not targets.ndim or len(targets) != samples:
+        raise DataError(f"expected {samples} targets, one per sample, got shape {tuple(targets.shape)}")
+    if samples == 0:
+        raise DataError("cannot evaluate on 0 images")
+    return targets.long() if classes else targets
+
+
+def check_logits(logits: Any, labels: Tensor, *, in_range: bool = False) -> Tensor:
+    """Return the outputs as float32; raise `DataError` if their shape is not (m, C), or some label too large.
+
+    One output per sample is that of class 1 of two. ``in_range`` is that of `check_outputs`.
+    """
+    if not isinstance(logits, Tensor) or logits.ndim not in (1, 2) or len(logits) != len(labels):
+        got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise DataError(f"the model must return logits of shape ({len(labels)}, classes), got {got}")
+    if not in_range:
+        check_range(labels, class_logits(logits).shape[1])
+    return logits.float()
+
+
+def check_range(labels: Tensor, classes: int) -> None:
+    """Raise `DataError` if some label lies outside 0 ... classes-1."""
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise DataError(f"labels must lie in 0 ... {classes - 1}, got {low if low < 0 else high}")

@@ -1,8 +1,7 @@
 """What a run will cost, before it starts: models, trainings, minutes, memory, bytes; and what it can resolve.
 
-Minutes are an estimate from a few seconds of calibration on this device with this network and these images.
-Which members the test pool can tell apart, by the criterion of :func:`fedmerit.uncertainty.compare_pairs`,
-follows from the spread of per-sample differences; the plan uses the range of spreads seen on real networks.
+Minutes are an estimate from a second of calibration with this network and a few of its images. Which members
+the test pool can tell apart follows from the range of spreads seen on real networks.
 """
 
 from __future__ import annotations
@@ -13,28 +12,26 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedmerit.config import Config
 from fedmerit.notes import Note
-from fedmerit.protocol.direction import POINTS
+from fedmerit.protocol.direction import BLOCKS, POINTS
 from fedmerit.scoring.sampling import SKETCH, pair_freedom
-from fedmerit.scoring.uncertainty import TRAINING, resolvable_gap, samples_needed
+from fedmerit.scoring.uncertainty import TRAINING, resolvable_gap
 from fedmerit.simulation.analysis import BUDGET, MOST_EXACT
 from fedmerit.simulation.direction import direction
-from fedmerit.simulation.models import load_vector, to_vector
+from fedmerit.simulation.models import load_vector
 from fedmerit.simulation.setup import Federation, prepare, schedule
 from fedmerit.simulation.training import train
 
-CALIBRATION = 1.0
-"""Seconds for each measurement."""
+CALIBRATION = 0.1
+"""Seconds for each measurement; what takes as long as five of them is measured once."""
 STEPS = 3
 """Steps of a plan: read the data, measure training and evaluation, measure a settlement."""
 IN_A_ROUND, PER_UTILITY, PER_SKETCH, PER_MEMBER = 1920, 285, 500, 374
-"""Bytes that a member sends in a round beside its masked update: keys, sealed shares, commitments to the keys
-of its pairs, signatures, its report. Fitted to a federation in memory with 3 to 36 members and 1 to 4
-utilities, from its second round on."""
+"""Bytes that a member sends in a round beside its masked update. Fitted to a federation in memory with 3 to
+36 members and 1 to 4 utilities, from its second round on."""
 AGAIN = 2 + 4 + 4
 """Bytes per parameter and round that a settlement sends to a member: the direction, M0 and the sum."""
 KEPT = 4
@@ -42,57 +39,40 @@ KEPT = 4
 SALT = 32
 """Bytes of a revealed test sample beside its numbers and its target."""
 SPREAD = {
-    "expected-accuracy": (6.0, 33.7),
-    "sharpened-accuracy": (10.3, 68.3),
-    "accuracy": (21.9, 74.8),
-    "brier": (25.9, 162.2),
-    "neg-loss": (36.6, 152.6),
+    "expected-accuracy": ((0.0431, 1.22), (0.115, 1.66)),
+    "sharpened-accuracy": ((0.0938, 2.12), (0.169, 3.85)),
+    "accuracy": ((0.354, 1.70), (0.372, 4.73)),
+    "brier": ((0.120, 0.841), (0.266, 2.87)),
+    "neg-loss": ((0.813, 5.56), (1.79, 14.4)),
 }
-"""Standard deviation over test samples of the difference between two members' scores, summed over a run, in
-fair shares (the gain divided by the members): from the lowest 10th to the highest 90th percentile over pairs,
-by dataset and number of members, of the runs in experiments/results (CIFAR-10 and Brain-MRI). The first two
-are PHI's, from its blocks. The others are alpha's, from plain standard errors, which are too large. Utilities
-not named here use the range of accuracy."""
-TENTH = 0.1
-"""The difference, in fair shares, for which the plan says how many test samples it needs."""
+"""Standard deviation over test samples of the difference between two members' sums, where samples were dealt
+alike (iid), and where they were not: from the lowest 10th to the highest 90th percentile over pairs in
+experiments/results. The first two are PHI's, the others alpha's. Utilities not named here use the range of
+accuracy."""
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """What the scores of a run can tell apart, each pair with 80 % power and all claims together at 95 %.
-
-    Pairs of numbers are for the smallest and the largest spread seen on real networks.
-    """
+    """What the scores of a run can tell apart, each pair with 80 % power and all claims together at 95 %."""
 
     samples: int  # test samples that the scores are measured on: per round, or of the settlement
-    gaps: tuple[float, float]  # difference of two members' sums, in fair shares, that is found
-    needed: tuple[int, int]  # test samples that find a tenth of a fair share
+    gaps: tuple[float, float]  # differences of two members' sums: none below is found, all above are
 
 
 def resolution(config: Config, members: int, samples: int) -> Resolution:
     """Return what so many members can tell apart on so many test samples, by the criterion of the scores.
 
-    Settled scores have errors from blocks, reports from sketches. With plain errors, a difference must exceed
-    the sum of two errors, not the root of the sum of squares, hence a factor of the square root of 2. One
-    training adds an error of its own (`TRAINING`); if contributions scatter more over the rounds of the run,
-    more test samples do not help, only training again does.
+    Settled scores have errors from blocks, reports from sketches. One training adds its own (`TRAINING`). The
+    two gaps are for the smallest and the largest spread seen on real networks.
     """
-    spread = SPREAD.get(config.scoring.utilities[0], SPREAD["accuracy"])
-    pairs, wider = max(1, members * (members - 1) // 2), math.hypot(1, TRAINING)
-    if config.settles:
-        freedom: int | None = min(config.settlement.blocks, samples) - 1
-    elif config.scoring.errors == "joint":
-        freedom = pair_freedom(SKETCH, samples)
-    else:
-        freedom, wider = None, wider * math.sqrt(2)
-    low, high = (
-        (
-            resolvable_gap(samples, sd * wider, comparisons=pairs, freedom=freedom),
-            samples_needed(TENTH, sd * wider, comparisons=pairs, freedom=freedom),
-        )
-        for sd in spread
+    alike = config.partition.scheme in ("iid", "sizes")
+    low, high = SPREAD.get(config.scoring.utilities[0], SPREAD["accuracy"])[not alike]
+    freedom = min(BLOCKS, samples) - 1 if config.settles else pair_freedom(SKETCH, samples)
+    how = {"comparisons": max(1, members * (members - 1) // 2), "freedom": freedom}
+    both = math.hypot(1, TRAINING)
+    return Resolution(
+        samples, (resolvable_gap(samples, low * both, **how), resolvable_gap(samples, high * both, **how))
     )
-    return Resolution(samples, (low[0], high[0]), (low[1], high[1]))
 
 
 @dataclass(frozen=True)
@@ -109,9 +89,8 @@ class Cost:
 class SettlementCost:
     """What the settlement after the last round costs a member who was in the sum of every round.
 
-    A gradient is that of the utility over all settled samples at one model. The member computes one per
-    point of the way from M0 to M: three in a round, and seven more if these leave too large a rest, which
-    nobody knows before. The minutes are those of three, measured on this device.
+    It computes a gradient over all settled samples per point of the way from M0 to M: three in a round, and
+    seven more if these leave too large a rest, which nobody knows before. The minutes are those of three.
     """
 
     samples: int  # of the pool
@@ -136,6 +115,7 @@ class Plan:
     memory_bytes: int
     bytes_up: int  # per member and round
     flower_models: int  # most models per member and round when members evaluate
+    utility: str  # the paid one
     pool: int  # test samples per round; 0 if rounds are not measured
     resolution: Resolution
     settlement: SettlementCost | None
@@ -143,47 +123,39 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all numbers as plain values; None where nothing was measured."""
-        found: dict[str, Any] = _plain(asdict(self))
-        return {**found, "samples": dict(self.samples)}
+        return {**_plain(asdict(self)), "samples": dict(self.samples)}
 
 
 def _plain(value: Any) -> Any:
     """Return values as JSON has them: lists for tuples, None for what is not a number."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, str) else value
 
 
 def plan(config: Config, *, calibrate: bool = True, done: Callable[[], None] = lambda: None) -> Plan:
-    """Return what a run of this config costs on this machine.
-
-    Args:
-        config: all settings.
-        calibrate: whether to measure how fast this machine is.
-        done: called after each of the `STEPS`.
-    """
+    """Return what a run costs here; ``calibrate`` measures this machine, ``done`` is called `STEPS` times."""
     federation = prepare(config, pool_key=bytes(32))
     done()
     config = federation.config
     rounds = config.training.rounds
+    members, length = len(federation.names), federation.first.size
     present = [len(schedule(config, federation.names, number)) for number in range(1, rounds + 1)]
     per_image, per_step = calibration(federation) if calibrate else (math.nan, math.nan)
     done()
     samples = sum(len(client.y) for client in federation.clients if client.behaviour == "honest")
-    share = sum(present) / (rounds * len(federation.names))
-    epochs = config.training.local_epochs
-    train_minutes = samples * epochs * rounds * share * per_step / 60
+    trainings = samples * config.training.local_epochs * sum(present) / members
+    train_minutes = trainings * per_step / 60
     pool = len(federation.pool.first.y) if config.reports else 0
-    evaluation = pool * per_image / 60
-    length = to_vector(federation.network).size
-    members = len(federation.names)
-    settled = len(federation.pool.settlement().y) if config.settles else 0
-    settlement = _settlement(federation, length, calibrate=calibrate) if config.settles else None
+    settlement = _settlement(federation, calibrate=calibrate) if config.settles else None
     done()
+    paid, notes = config.scoring.utilities[0], list(federation.notes)
+    if paid not in SPREAD:  # no experiment has measured its spread
+        notes.append(Note("spread-unknown", utility=paid))
     return Plan(
         device=str(federation.device),
         parameters=length,
@@ -192,72 +164,61 @@ def plan(config: Config, *, calibrate: bool = True, done: Callable[[], None] = l
         rounds=rounds,
         local_trainings=sum(present),
         train_minutes=train_minutes,
-        costs=tuple(_costs(config, present, evaluation, train_minutes)),
-        memory_bytes=_memory(config, federation, length),
+        costs=tuple(_costs(config, present, pool * per_image / 60, train_minutes)),
+        memory_bytes=4 * length * (members * (1 + config.scoring.solo) + 12),  # updates, a few models
         bytes_up=config.word_bytes * length + fixed_bytes(config, max(present)),
         flower_models=4 + 2 * config.scoring.solo if config.reports else 0,
+        utility=paid,
         pool=pool,
-        resolution=resolution(config, max(present), settled or pool),
+        resolution=resolution(config, max(present), settlement.samples if settlement else pool),
         settlement=settlement,
-        notes=(*federation.notes, *_unknown_spread(config)),
+        notes=tuple(notes),
     )
 
 
 def _costs(config: Config, present: list[int], evaluation: float, train_minutes: float) -> list[Cost]:
-    fresh = config.data.test_reveal == "per-round"  # otherwise M is the next round's M0, evaluated already
-    models = sum(2 * n + 1 for n in present) + (len(present) if fresh else 1)
     if not config.reports:
         return []
-    found = [Cost("LOO, IOI, alpha, FP, EE", models, 0, models * evaluation)]
+    fresh = config.data.test_reveal == "per-round"  # otherwise M is the next round's M0, evaluated already
+    models = sum(2 * n + 1 for n in present) + (len(present) if fresh else 1)
+    costs = [Cost("LOO, IOI, alpha, FP, EE", models, 0, models * evaluation)]
     if config.scoring.solo:
-        extra = sum(present) + (len(present) - 1 if fresh else 0)  # M0 of round 1 is the first model
-        found.append(Cost("SOLO, MERIT", extra, sum(present), extra * evaluation + train_minutes))
+        models = sum(present) + (len(present) - 1 if fresh else 0)  # M0 of round 1 is the first model
+        costs.append(Cost("SOLO, MERIT", models, sum(present), models * evaluation + train_minutes))
+    coalitions = [1 << n if n <= MOST_EXACT else BUDGET for n in present]
     if "mr-shapley" in config.scoring.truth:
-        coalitions = sum(1 << n if n <= MOST_EXACT else BUDGET for n in present)
-        found.append(Cost("MR-SV (analysis)", coalitions, 0, coalitions * evaluation))
+        costs.append(Cost("MR-SV (analysis)", sum(coalitions), 0, sum(coalitions) * evaluation))
     elif "round-shapley" in config.scoring.truth:
-        coalitions = 1 << present[-1] if present[-1] <= MOST_EXACT else BUDGET
-        found.append(Cost("SV of the last round (analysis)", coalitions, 0, coalitions * evaluation))
+        costs.append(Cost("SV of the last round (analysis)", coalitions[-1], 0, coalitions[-1] * evaluation))
     if "shapley" in config.scoring.truth:
         n = len(config.clients)
         trainings = n * (1 << (n - 1)) * config.training.rounds
         minutes = train_minutes * (1 << (n - 1)) + (1 << n) * evaluation
-        found.append(Cost("retrained SV (analysis)", 1 << n, trainings, minutes))
-    return found
-
-
-def _memory(config: Config, federation: Federation, length: int) -> int:
-    """Return the bytes for one update per member (two with the solo track) and a fixed number of models."""
-    per_member = 4 * length * (1 + config.scoring.solo)
-    return len(federation.names) * per_member + 12 * 4 * length
+        costs.append(Cost("retrained SV (analysis)", 1 << n, trainings, minutes))
+    return costs
 
 
 def fixed_bytes(config: Config, members: int) -> int:
     """Return about how many bytes a member sends in a round of so many members beside its masked update."""
     utilities = len(config.scoring.utilities) if config.reports else 0
-    each = PER_UTILITY + (PER_SKETCH if config.scoring.errors == "joint" else 0)
-    return IN_A_ROUND + each * utilities + PER_MEMBER * members
+    return IN_A_ROUND + (PER_UTILITY + PER_SKETCH) * utilities + PER_MEMBER * members
 
 
-def _unknown_spread(config: Config) -> list[str]:
-    """Return a note if no experiment has measured how the paid utility spreads."""
-    paid = config.scoring.utilities[0]
-    return [] if paid in SPREAD else [Note("spread-unknown", utility=paid)]
-
-
-def _settlement(federation: Federation, length: int, *, calibrate: bool) -> SettlementCost:
+def _settlement(federation: Federation, *, calibrate: bool) -> SettlementCost:
     shown, rounds = federation.pool.settlement(), federation.config.training.rounds
-    utility, blocks, first = federation.utilities[0], federation.config.settlement.blocks, federation.first
-
-    def once() -> object:
-        return direction(federation.network, first, first, shown.x, shown.y, utility, blocks=blocks)
-
-    seconds = _clocked(once, federation) if calibrate else math.nan
+    first, length, samples = federation.first, federation.first.size, len(federation.pool.settlement().y)
+    few = -(-samples // min(BLOCKS, samples))  # a block: all take about the same time
+    if federation.utilities[0].function is not None:  # may need all samples at once
+        few = samples
+    path = federation.network, first, first, shown.x[:few], shown.y[:few], federation.utilities[0]
+    each = math.nan
+    if calibrate:
+        each = _clocked(lambda: direction(*path, blocks=1, points=POINTS[:1] * 2), federation) / few
     return SettlementCost(
-        samples=len(shown.y),
+        samples=samples,
         gradients=POINTS[0] * rounds,
-        minutes=rounds * seconds / 60,
-        bytes_down=shown.x.nbytes + shown.y.nbytes + SALT * len(shown.y) + AGAIN * length * rounds,
+        minutes=rounds * each * samples / 60,
+        bytes_down=shown.x.nbytes + shown.y.nbytes + SALT * samples + AGAIN * length * rounds,
         disk_bytes=KEPT * length * rounds,
     )
 
@@ -267,30 +228,28 @@ def calibration(federation: Federation) -> tuple[float, float]:
     shown = federation.pool.first
     per_image = _clocked(lambda: federation.evaluate(federation.first, shown), federation) / len(shown.y)
     client = max(federation.clients, key=lambda client: len(client.y))
-    batch = federation.training.batch_size
-    some = min(len(client.y), 8 * batch)
+    count = min(len(client.y), federation.training.batch_size)
     once = replace(federation.training, local_epochs=1)
     load_vector(federation.network, federation.first)
-    per_step = _clocked(
-        lambda: train(federation.network, client.x[:some], client.y[:some], once, 0), federation
-    )
+    train(federation.network, client.x[:2], client.y[:2], once, 0)  # PyTorch loads what optimisers need
+    data = federation.network, client.x[:count], client.y[:count], once, 0
+    per_step = _clocked(lambda: train(*data), federation)
     load_vector(federation.network, federation.first)
-    return per_image, per_step / some
+    return per_image, per_step / count
 
 
 def _clocked(work: Callable[[], object], federation: Federation) -> float:
-    """Return the median seconds per call, measured for about a second after one warm-up call."""
+    """Return the seconds of the fastest of a few calls; the first one warms up, and may be the only one."""
 
     def wait() -> None:
         if federation.device.type == "cuda":
             torch.cuda.synchronize()
 
-    work()
     times: list[float] = []
-    while sum(times) < CALIBRATION and len(times) < 50:
+    while not times or (times[0] < 5 * CALIBRATION > 5 * sum(times[1:]) and len(times) < 50):
         wait()
         began = time.perf_counter()
         work()
         wait()
         times.append(time.perf_counter() - began)
-    return float(np.median(times))
+    return min(times)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import hmac
+import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,49 +19,56 @@ import torch
 from torch import Tensor, nn
 
 from fedmerit import data
-from fedmerit.config import Config, of_folder, unsettled_for
-from fedmerit.data.dataset import Dataset, pool_order
-from fedmerit.data.partitions import ClientData
+from fedmerit.config import Config, check_schedule, of_folder, unsettled_for, usual_schedule
+from fedmerit.data.dataset import Dataset
+from fedmerit.data.partitions import ClientData, pool_order
 from fedmerit.errors import ConfigError, DataError, FedmeritError
 from fedmerit.identity import canonical, seed_from
-from fedmerit.limits import check_schedule, usual_schedule
-from fedmerit.notes import Note, numbered, planted
-from fedmerit.protocol.outcome import Model, PerSample
+from fedmerit.notes import Note, numbered
+from fedmerit.protocol.direction import BLOCKS
+from fedmerit.protocol.measurement import PerSample
+from fedmerit.protocol.outcome import Model
 from fedmerit.protocol.pool import Images, Labels, Pool, Slice
 from fedmerit.protocol.terms import least_scheduled
 from fedmerit.scoring.doubts import lower_is_better
 from fedmerit.secagg.setting import LEAST_IN_SUM, what_to_know
+from fedmerit.settings import planted
 from fedmerit.simulation.direction import missing_gradient
-from fedmerit.simulation.losses import CROSS_ENTROPY, Unit, check_target, loss_of, outputs_for
 from fedmerit.simulation.models import as_tensor, build, left_out, load_vector, to_vector
-from fedmerit.simulation.training import TrainingSettings, train
+from fedmerit.simulation.training import (
+    CROSS_ENTROPY,
+    TrainingSettings,
+    Unit,
+    check_target,
+    loss_of,
+    outputs_for,
+    train,
+)
 from fedmerit.simulation.utilities import Utility, check_kind, evaluate, resolve_all
 
 OTHER_MIX = 0.2
 """A run notes it when a class's share of the training data exceeds its share of the test pool by more."""
 
 AGAIN = ("model", "train")
-"""What another repeat of a run draws anew; all else follows from the run's seed alone."""
+"""What another repeat draws anew: first model and batch order. All else follows from the run's seed alone."""
 
 
 def seed_for(config: Config, *what: str | int) -> int:
-    """Return a seed that depends only on the run's seed and on what it is for.
-
-    The first model and the batch order also depend on the repeat, so that members train again on the same
-    data, with the same test pool.
-    """
+    """Return a seed that depends on the run's seed and what it is for, and on the repeat for `AGAIN`."""
     repeat = config.run.repeat
     again = ("repeat", repeat) if repeat > 1 and what[0] in AGAIN else ()
     return seed_from(config.run.seed, *again, *what)
 
 
-Seeds = Callable[..., int]
-"""A function such as `seed_for`: (config, what the seed is for) -> seed."""
-
-
 def generator_for(config: Config, *what: str | int) -> np.random.Generator:
     """Return a numpy generator seeded by `seed_for`."""
     return np.random.default_rng(seed_for(config, *what))
+
+
+Seeds = Callable[..., int]
+"""A function such as `seed_for`: (config, what the seed is for) -> seed."""
+LEAST_DEALT = 10
+"""The fewest samples that a member gets where chance deals them."""
 
 
 @dataclass(eq=False)
@@ -77,9 +86,7 @@ class Federation:
     notes: tuple[str, ...]
     seeds: Seeds = seed_for
     evaluations: int = 0  # models evaluated so far
-
-    def __post_init__(self) -> None:
-        self._shown: tuple[str, Tensor, Tensor] | None = None
+    _shown: tuple[str, Tensor, Tensor] | None = field(default=None, init=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -102,25 +109,12 @@ class Federation:
         return digest.hexdigest()
 
     def training_data(self, client: ClientData, number: int) -> tuple[Images, Labels]:
-        """Return what a member trains on in a round.
-
-        That is the member's own data. A member in ``corruption.test_set`` adds the test samples known by
-        then: the pool of the reports if it is fixed, otherwise the slices of earlier rounds.
-        """
-        if client.name not in self.config.corruption.test_set:
-            return client.x, client.y
-        fixed = self.config.data.test_reveal == "fixed"
-        known = [self.pool.slice(one) for one in ((1,) if fixed else range(1, number))]
-        x = np.concatenate([client.x, *(shown.x for shown in known)])
-        return x, np.concatenate([client.y, *(shown.y for shown in known)])
+        """Return what a member trains on in a round: its own data, unless an experiment makes it cheat."""
+        return client.x, client.y
 
     def truth_slice(self, number: int) -> Slice:
         """Return the samples of the ground truth in a round: those of the settlement, if there is one."""
-        return self._settled if self.config.settles else self.pool.slice(number)
-
-    @cached_property
-    def _settled(self) -> Slice:
-        return self.pool.settlement()
+        return self.pool.settlement() if self.config.settles else self.pool.slice(number)
 
     def evaluate(self, model: Model | Tensor, shown: Slice) -> PerSample:
         """Return every utility of every sample of a slice for the model with this vector."""
@@ -140,22 +134,15 @@ def read(config: Config) -> Dataset:
 def resolve(config: Config, dataset: Dataset) -> tuple[Config, tuple[str, ...]]:
     """Return the config with its members and its method, and the notes of a run about them.
 
-    With the schemes ``group`` and ``file`` the data or the saved partition names the members. The returned
-    config has these names in ``partition.names`` and has passed all checks that involve members' names. If
-    the settings leave ``scoring.method`` out, it is "reports" where nothing can be settled. Resolving a
-    resolved config changes nothing.
+    A partition by ``group`` or ``file`` names the members. If the settings leave ``scoring.method`` out, it
+    is "reports" where nothing can be settled.
     """
-    part, notes = config.partition, tuple[str, ...]()
-    if part.scheme in ("group", "file"):
-        names, notes = data.members(
-            part.scheme,
-            part.names,
-            clients=part.clients,
-            groups=dataset.group_train,
-            merge=part.merge,
-            file=part.file,
-        )
-        config = replace(config, partition=replace(part, names=names, clients=len(names)))
+    partition, notes = config.partition, tuple[str, ...]()
+    scheme, _, file = partition.scheme.partition(":")
+    if scheme in ("group", "file"):
+        count, groups = partition.clients, dataset.group_train
+        names, notes = data.members(scheme, partition.names, clients=count, groups=groups, file=file)
+        config = replace(config, partition=replace(partition, names=names, clients=len(names)))
     if config.method_open and (why := _unsettled(config, dataset)):
         config = replace(config, scoring=replace(config.scoring, method="reports"))
         notes = (*notes, why)
@@ -170,13 +157,9 @@ def _unsettled(config: Config, dataset: Dataset) -> Note | None:
             return Note("method-utilities", utility=paid)
         case "game":
             return Note("method-game")
+    drawn = dataset, config.data.test_size, generator_for(config, "pool")
     try:
-        indices, _, settled = pool_order(
-            dataset,
-            config.data.test_size,
-            generator_for(config, "pool"),
-            **_pool_settings(config) | {"method": "both"},
-        )
+        indices, _, settled = pool_order(*drawn, **_pool_settings(config) | {"method": "both"})
     except (ConfigError, DataError) as error:
         return Note("method-pool", why=str(error))
     if not any(":" in name for name in (config.model.name, paid)):
@@ -188,35 +171,26 @@ def _unsettled(config: Config, dataset: Dataset) -> Note | None:
 
 def continued(config: Config, path: Path) -> Config:
     """Return the config with which a run goes on: a method that it leaves out may be "reports" there."""
-    try:
-        there = of_folder(path).scoring.method
-    except ConfigError:  # opening the folder says what is wrong with it
-        return config
-    if not config.method_open or there != "reports":
-        return config
-    return replace(config, scoring=replace(config.scoring, method="reports"), method_open=False)
+    with contextlib.suppress(ConfigError):  # opening the folder says what is wrong with it
+        if config.method_open and of_folder(path).scoring.method == "reports":
+            scoring = replace(config.scoring, method="reports")
+            return replace(config, scoring=scoring, method_open=False)
+    return config
 
 
 def prepare(
-    config: Config,
-    *,
-    pool_key: bytes | None = None,
-    dataset: Dataset | None = None,
-    seeds: Seeds = seed_for,
+    config: Config, *, pool_key: bytes | None = None, dataset: Dataset | None = None, seeds: Seeds = seed_for
 ) -> Federation:
     """Read the data, resolve the members, deal the data to them, commit to a test pool, build the model.
 
-    Args:
-        config: settings of the run.
-        pool_key: secret from which the pool's salts are derived; a resumed run passes its first one.
-        dataset: the result of `read`, if the data has been read.
-        seeds: replaces `seed_for` for the first model and for training.
+    A resumed run passes its ``pool_key``, from which the pool's salts are derived.
     """
     dataset = read(config) if dataset is None else dataset
-    config, said = resolve(config, dataset)
+    config, member_notes = resolve(config, dataset)
     check_schedule(config)
     device = choose_device(config.run.device)
     utilities = _utilities(config)
+    _check_classes(config, dataset)
     check_target(config.training.loss, dataset.y_train, len(dataset.classes), dataset.name)
     _check_measurable(utilities, dataset)
     pool = data.choose_pool(
@@ -227,31 +201,21 @@ def prepare(
         utility_hash=utility_hash(utilities),
         **_pool_settings(config),
     )
-    if config.partition.scheme == "dirichlet" and not dataset.classes:
-        raise ConfigError.at(
-            "partition.scheme",
-            f"'dirichlet' deals class by class, and y of {dataset.name} is no class: expected iid, sizes, "
-            "group or file",
-        )
+    scheme, _, file = config.partition.scheme.partition(":")
+    sizes = config.partition.sizes  # whole numbers are counts
     parts = data.split(
         dataset.y_train,
         config.partition.clients,
-        config.partition.scheme,
+        scheme,
         rng=generator_for(config, "partition"),
         mu=config.partition.mu,
-        minimum=config.partition.minimum,
-        sizes=_sizes(config.partition.sizes) or None,
+        minimum=LEAST_DEALT if scheme in ("iid", "dirichlet") else 1,
+        sizes=[int(size) for size in sizes] if all(float(size).is_integer() for size in sizes) else sizes,
         groups=dataset.group_train,
-        merge=config.partition.merge,
-        file=config.partition.file or None,
+        file=file or None,
         names=config.clients,
     )
     corruption = config.corruption
-    for key in ("label_noise", "label_flip"):
-        if getattr(corruption, key) and not dataset.classes:
-            raise ConfigError.at(
-                f"corruption.{key}", f"only where y is classes, and y of {dataset.name} is not"
-            )
     clients = data.apply(
         dataset.x_train,
         dataset.y_train,
@@ -259,24 +223,18 @@ def prepare(
         config.clients,
         len(dataset.classes),
         generator_for(config, "corruption"),
-        label_noise=corruption.label_noise if corruption.label_noise else None,  # type: ignore[arg-type]
+        label_noise=corruption.label_noise,
         label_flip=corruption.label_flip,
         free_rider=corruption.free_rider,
-        duplicate=corruption.duplicate,
     )
     network, unit = _network(config, dataset, seeds), _unit(config, dataset)
     if unit is not None:
         network.register_forward_hook(unit)
     network.to(device)
+    named = ("local_epochs", "batch_size", "lr", "weight_decay", "optimiser")
     training = TrainingSettings(
-        local_epochs=config.training.local_epochs,
-        batch_size=config.training.batch_size,
-        lr=config.training.lr,
-        weight_decay=config.training.weight_decay,
-        tf32=config.training.tf32,
-        optimiser=config.training.optimiser,
-        momentum=config.training.momentum,
         loss=loss_of(config.training.loss, probabilities=config.model.outputs == "probabilities", unit=unit),
+        **{name: getattr(config.training, name) for name in named},
     )
     _try(config, network, training, clients[0], pool.first, utilities)
     if config.settles and (why := missing_gradient(network, pool.first.x, pool.first.y, utilities[0])):
@@ -284,19 +242,15 @@ def prepare(
             "scoring.utilities",
             f"{config.scoring.method!r} settles the first utility along its gradient: {why}",
         )
-    notes = [*dataset.notes, *said, *start_notes(config)]
+    notes = [*dataset.notes, *member_notes, *start_notes(config)]
     if unit is not None:
-        mean, sd = (", ".join(f"{one:.4g}" for one in np.ravel(of)[:4]) for of in (unit.mean, unit.sd))
+        mean, sd = (", ".join(f"{x:.4g}" for x in np.ravel(values)[:4]) for values in (unit.mean, unit.sd))
         notes.append(Note("standardised-y", mean=mean, sd=sd))
-    if constant := _constant(network, pool.first, utilities[0], dataset.y_train):
-        notes.append(constant)
-    if not dataset.classes:
-        notes.append(Note("drawn-at-random"))
-    elif mix := _class_mix(dataset.y_train, pool, dataset.classes):
-        notes.append(mix)
+    notes += _constant(network, pool.first, utilities[0], dataset.y_train)
+    notes += _class_mix(dataset, pool) if dataset.classes else [Note("drawn-at-random")]
     notes += [Note("whole-metric", utility=name) for name in config.whole]
-    if left := left_out(network):
-        notes.append(f"not aggregated, because they are counters: {', '.join(left)}")
+    if counters := left_out(network):
+        notes.append(f"not aggregated, because they are counters: {', '.join(counters)}")
     return Federation(
         config=config,
         clients=tuple(clients),
@@ -311,22 +265,34 @@ def prepare(
     )
 
 
+def _check_classes(config: Config, dataset: Dataset) -> None:
+    if dataset.classes:
+        return
+    if config.partition.scheme == "dirichlet":
+        raise ConfigError.at(
+            "partition.scheme",
+            f"'dirichlet' deals class by class, and y of {dataset.name} is no class: expected iid, sizes, "
+            "group or file",
+        )
+    for key in ("label_noise", "label_flip"):
+        if getattr(config.corruption, key):
+            problem = f"only where y is classes, and y of {dataset.name} is not"
+            raise ConfigError.at(f"corruption.{key}", problem)
+
+
 def _check_measurable(utilities: Sequence[Utility], dataset: Dataset) -> None:
-    """Raise `ConfigError` for a packaged utility that cannot be measured on these targets."""
     for utility in utilities:
-        fits = {
-            "classes": dataset.target == "classes",
-            "numbers": dataset.y_test.dtype.kind == "f",
-            "any": True,
-        }[utility.of]
-        if not fits:
-            need = "classes" if utility.of == "classes" else "real numbers"
-            others = "rmse-skill, mae-skill" if utility.of == "classes" else "expected-accuracy, auc"
-            raise ConfigError.at(
-                "scoring.utilities",
-                f"{utility.name!r} needs y of {need}, and y of {dataset.name} are {dataset.target}: take "
-                f"{others} or your own 'module:function'",
-            )
+        if utility.of == "classes" and dataset.target != "classes":
+            need, others = "classes", "rmse-skill, mae-skill"
+        elif utility.of == "numbers" and dataset.y_test.dtype.kind != "f":
+            need, others = "real numbers", "expected-accuracy, auc"
+        else:
+            continue
+        raise ConfigError.at(
+            "scoring.utilities",
+            f"{utility.name!r} needs y of {need}, and y of {dataset.name} are {dataset.target}: take "
+            f"{others} or your own 'module:function'",
+        )
 
 
 def _try(
@@ -337,10 +303,7 @@ def _try(
     shown: Slice,
     utilities: Sequence[Utility],
 ) -> None:
-    """Measure the first model and train a copy of it, so that a user's code fails before the first round.
-
-    The packaged networks on images with classes need no such test.
-    """
+    """Measure the first model and train a copy of it, so that a user's code fails before the first round."""
     named = (config.model.name, config.training.loss, *config.scoring.utilities)
     usual = training.loss == CROSS_ENTROPY and shown.x.ndim == 4 and shown.y.ndim == 1 and not config.whole
     if usual and not any(":" in name for name in named):
@@ -360,62 +323,51 @@ def _try(
 
 
 def _utilities(config: Config) -> tuple[Utility, ...]:
-    scoring = config.scoring
     probabilities = config.model.outputs == "probabilities"
-    return resolve_all(
-        scoring.utilities, scale=scoring.scale, whole=scoring.whole, probabilities=probabilities
-    )
+    return resolve_all(config.scoring.utilities, probabilities=probabilities)
 
 
 def _network(config: Config, dataset: Dataset, seeds: Seeds) -> nn.Module:
     shape = dataset.x_train.shape[1:]
     outputs = outputs_for(config.training.loss, dataset.y_train, len(dataset.classes))
-    return build(config.model.name, shape, outputs, norm=config.model.norm, seed=seeds(config, "model"))
+    return build(config.model.name, shape, outputs, seed=seeds(config, "model"))
 
 
 def _unit(config: Config, dataset: Dataset) -> Unit | None:
-    """Return the unit in which the network's outputs are counted; None if that of y, or if y is no number.
-
-    Raises:
-        ConfigError: model.outputs does not fit y.
-    """
-    said, real = config.model.outputs, config.training.loss == "mse"
-    allowed = ("standardised", "plain") if real else ("logits", "probabilities") if dataset.classes else ()
-    if said and said not in allowed:
+    """Return the unit of the network's outputs; None: that of y, or y is no number. Check model.outputs."""
+    outputs, loss = config.model.outputs, config.training.loss
+    allowed = ("logits", "probabilities") if dataset.classes else ()
+    if loss == "mse":
+        allowed = ("standardised", "plain")
+    if outputs and outputs not in allowed:
         expected = " or ".join(allowed) or "no such key"
-        raise ConfigError.at(
-            "model.outputs",
-            f"expected {expected} with y of {dataset.target} and the loss {config.training.loss!r}, got "
-            f"{said!r}",
-        )
-    return Unit(dataset.y_train) if real and said != "plain" else None
+        problem = f"expected {expected} with y of {dataset.target} and the loss {loss!r}, got {outputs!r}"
+        raise ConfigError.at("model.outputs", problem)
+    return Unit(dataset.y_train) if loss == "mse" and outputs != "plain" else None
 
 
 MOST = 0.5
 """A constant answer earns most if it covers this part of the way from the first model to a perfect one."""
 
 
-def _constant(network: nn.Module, shown: Slice, paid: Utility, y: Labels) -> Note | None:
-    """Return a note if always answering the mean of y is far better than the first model."""
+def _constant(network: nn.Module, shown: Slice, paid: Utility, y: Labels) -> Iterator[Note]:
+    """Yield a note if always answering the mean of y is far better than the first model."""
     if paid.of != "numbers" or paid.of_logits is None:
-        return None
-    axis = 0 if y.ndim <= 2 else None
-    targets = torch.as_tensor(shown.y)
-    always = torch.as_tensor(np.broadcast_to(np.mean(y, axis=axis), shown.y.shape).astype(np.float32))
+        return
+    mean = np.mean(y, axis=0 if y.ndim <= 2 else None)
+    always = torch.as_tensor(np.broadcast_to(mean, shown.y.shape).astype(np.float32))
     first = float(np.mean(evaluate(network, shown.x, shown.y, [paid])[paid.name]))
-    constant = float(paid.of_logits(always, targets).double().mean())
-    if constant - first <= MOST * (1 - first):
-        return None
-    return Note("constant-earns", utility=paid.name, first=first, constant=constant)
+    constant = float(paid.of_logits(always, torch.as_tensor(shown.y)).double().mean())
+    if constant - first > MOST * (1 - first):
+        yield Note("constant-earns", utility=paid.name, first=first, constant=constant)
 
 
 def _pool_settings(config: Config) -> dict[str, Any]:
-    """Return how the pool is cut."""
     return {
         "reveal": config.data.test_reveal,
         "rounds": config.training.rounds,
         "method": config.scoring.method,
-        "blocks": config.settlement.blocks,
+        "blocks": BLOCKS,
     }
 
 
@@ -423,18 +375,15 @@ def start_notes(config: Config) -> Iterator[str]:
     """Yield what users should know before a run starts and what follows from a resolved config alone."""
     if faults := planted(config.corruption):
         yield faults
-    fraction, members = config.participation.fraction, len(config.clients)
-    if fraction < 1 and round(fraction * members) < LEAST_IN_SUM:
-        yield (
-            f"participation.fraction {fraction:g} of {members} members is fewer than {LEAST_IN_SUM}: "
-            f"{LEAST_IN_SUM} take part"
-        )
-    need, secure = least_scheduled(config), config.secure_aggregation
-    rounds = range(1, config.training.rounds + 1)
+    fraction, members, least = config.participation.fraction, len(config.clients), LEAST_IN_SUM
+    if fraction < 1 and round(fraction * members) < least:
+        taken = f"participation.fraction {fraction:g} of {members} members"
+        yield f"{taken} is fewer than {least}: {least} take part"
+    need, rounds = least_scheduled(config), range(1, config.training.rounds + 1)
     present = {number: len(schedule(config, config.clients, number)) for number in rounds}
-    if secure.enabled:
+    if config.secure_aggregation.enabled:
         fewest = min((count for count in present.values() if count >= need), default=members)
-        yield from what_to_know(fewest, config.threshold, members, checked=secure.check)
+        yield from what_to_know(fewest, config.threshold, members)
     if impossible := [number for number, count in present.items() if count < need]:
         yield (
             f"participation.away: {numbered(impossible)} will be aborted: fewer than {need} of all {members} "
@@ -449,24 +398,21 @@ def start_notes(config: Config) -> Iterator[str]:
             )
 
 
-def _class_mix(train: Labels, pool: Pool, classes: Sequence[str]) -> str:
-    """Return a note if a class is much more frequent in the training data than in the pool, else ""."""
-    shares = [np.bincount(y, minlength=len(classes)) / len(y) for y in (train, pool.y)]
-    gap = shares[0] - shares[1]
-    most = int(gap.argmax())
-    if gap[most] <= OTHER_MIX:
-        return ""
-    taken = "data.test_size = 0 takes the test set as it is"
-    return (
-        f"class {classes[most]} makes {shares[0][most]:.0%} of the training data and {shares[1][most]:.0%} "
+def _class_mix(dataset: Dataset, pool: Pool) -> Iterator[str]:
+    """Yield a note if a class is much more frequent in the training data than in the pool."""
+    classes, both = dataset.classes, (dataset.y_train, pool.y)
+    trained, tested = (np.bincount(y, minlength=len(classes)) / len(y) for y in both)
+    most = int((trained - tested).argmax())
+    if trained[most] - tested[most] <= OTHER_MIX:
+        return
+    advice = "draw the test set as the model will be used"
+    if pool.balanced:
+        advice = "data.test_size = 0 takes the test set as it is"
+    yield (
+        f"class {classes[most]} makes {trained[most]:.0%} of the training data and {tested[most]:.0%} "
         "of the test pool: whoever pushes the model away from it may be rewarded, even with wrong labels; "
-        + (taken if pool.balanced else "draw the test set as the model will be used")
+        f"{advice}"
     )
-
-
-def _sizes(given: Sequence[float]) -> list[float]:
-    """Return counts as integers, and fractions unchanged."""
-    return [int(size) for size in given] if all(float(s).is_integer() for s in given) else list(given)
 
 
 def utility_hash(utilities: Sequence[Utility]) -> str:
@@ -479,30 +425,17 @@ def choose_device(name: str) -> torch.device:
     """Return the device with this name; ``auto`` takes a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError.at("run.device", f"expected auto, cpu or cuda, got {name!r}") from error
-    if device.type not in ("cpu", "cuda"):
+    if not re.fullmatch("cpu|cuda(:[0-9]+)?", name):
         raise ConfigError.at("run.device", f"expected auto, cpu or cuda, got {name!r}")
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if name != "cpu" and not torch.cuda.is_available():
         raise ConfigError.at("run.device", "cuda was asked for, but torch sees no GPU here")
-    return device
+    return torch.device(name)
 
 
 def schedule(config: Config, names: Sequence[str], number: int) -> tuple[str, ...]:
     """Return who takes part in a round: members drawn from seed and round, except those who are away."""
-    fraction, away = config.participation.fraction, config.participation.away
-    drawn = set(names)
-    if fraction < 1.0:
-        count = usual_schedule(config)
-        drawn = set(
-            generator_for(config, "participation", number).choice(names, count, replace=False).tolist()
-        )
+    drawn, away = list(names), config.participation.away
+    if config.participation.fraction < 1.0:
+        generator = generator_for(config, "participation", number)
+        drawn = generator.choice(names, usual_schedule(config), replace=False).tolist()
     return tuple(name for name in names if name in drawn and number not in away.get(name, ()))
-
-
-def losses(config: Config, number: int) -> Mapping[str, str]:
-    """Return which members are lost in this round, and at which stage."""
-    split = {name: when.split(":") for name, when in config.participation.lost.items()}
-    return {name: stage for name, (at, stage) in split.items() if int(at) == number}

@@ -1,21 +1,24 @@
-"""Local training of one or many clients: a loss and an optimiser, which is fresh each time.
+"""Local training of one client: a loss, and an optimiser that is fresh each time.
 
-On a CPU clients train one after another; on a GPU they train side by side, as a stack, if the model allows
-it and the loss is the cross-entropy of classes. Both ways see the same samples in the same order, which
-depends only on the client's seed, so they agree up to rounding. The exception is dropout: a stack draws its
-own masks.
+The samples come in an order that depends only on the client's seed. These losses are there:
+
+==================  =====================================  ==================================================
+cross-entropy       -log softmax(outputs)[y]               y classes, or arrays of them; outputs (m, C, ...)
+binary              -log sigmoid(outputs) of the answer    y two classes, or numbers in [0, 1]; outputs like y
+mse                 ((outputs - y) / sd)^2                 y real numbers; outputs like y; see `Unit`
+module:function     function(outputs, y)                   whatever the function takes; it returns one number
+==================  =====================================  ==================================================
+
+Where outputs must be like y, one more axis of length 1 after the first is allowed: (m, 1) for m numbers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import ctypes
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -24,206 +27,177 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedmerit.errors import ConfigError, DataError, InputError
-from fedmerit.simulation.losses import CROSS_ENTROPY, Loss
-from fedmerit.simulation.models import Images, as_tensor, flatten, load_vector, prepare, seeded, to_vector
-from fedmerit.simulation.utilities import (
-    check_labels,
+from fedmerit.config import LOSSES, load_object
+from fedmerit.errors import ConfigError, DataError, FedmeritError, InputError
+from fedmerit.protocol.pool import Labels
+from fedmerit.simulation.models import (
+    Images,
+    as_tensor,
     check_logits,
     check_range,
     check_targets,
     device_of,
+    fitted,
     float32,
-    record,
+    load_vector,
+    logs,
+    prepare,
+    seeded,
+    to_vector,
 )
 
-# ------------------------------------------------------------------------------------------------- stacked
-
+Vector = npt.NDArray[np.float32]
+Data = tuple[Images, Labels | Tensor]
+"""Samples (n, ...) and targets (n, ...) of one client."""
 TensorData = tuple[Tensor, Tensor]
-"""Samples (n, ...) and targets (n, ...) on the device."""
-WORTH = 3
-"""A training of so few steps is not recorded: recording takes about as long as two steps."""
-PADDING = -100
-"""The label of samples that only fill a short batch up; the loss leaves them out."""
-STREAMS = 8
-"""At most so many models train at the same time on a GPU."""
+"""The same on the device."""
+
+# ------------------------------------------------------------------------------------------------- losses
 
 
 @dataclass(frozen=True)
-class Probe:
-    """Why a model cannot be stacked (None: no reason found), and its classes."""
+class Loss:
+    """A loss by its name; ``function`` maps (outputs, y) of a batch to one number."""
 
-    reason: str | None = None
-    classes: int = 0
+    name: str
+    function: Callable[[Tensor, Tensor], Any] = field(compare=False)
+    probabilities: bool = False  # whether a packaged loss gets probabilities in the place of logits
 
+    def __call__(self, outputs: Any, y: Tensor) -> Tensor:
+        """Return the loss of a batch, with its gradient.
 
-def has_batch_norm(model: nn.Module) -> bool:
-    """Return whether some layer normalises by the statistics of the batch."""
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-
-
-def probe(model: nn.Module, data: TensorData) -> Probe:
-    """Find out on three samples whether padding would change what a model learns; its state is restored."""
-    if has_batch_norm(model):
-        return Probe("has BatchNorm, which normalises by the batch")
-    if not any(p.requires_grad for p in model.parameters()):
-        return Probe("has no parameter to train")
-    device = data[1].device
-    index = torch.arange(3, device=device) % len(data[1])
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    images = prepare(data[0][index], device)
-    if not images.is_floating_point():
-        return Probe("takes whole numbers, by which nobody can tell whether samples influence each other")
-    images = images.requires_grad_()
-    model.train()
-    with seeded(0, device), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop")
-        logits = check_logits(model(images), data[1][index])
-        across = torch.autograd.grad(logits[0].sum(), images, allow_unused=True)[0]
-        reason = None
-        try:  # a decision by what was computed may be one about the batch
-            torch.func.vmap(lambda one: model(one[None])[0], randomness="different")(images.detach())
-        except RuntimeError as error:
-            reason = f"cannot be stacked: {error}".splitlines()[0]
-    changed = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, before[name])]
-    for name, buffer in model.named_buffers():
-        buffer.copy_(before[name])
-    if changed:
-        return Probe(f"changes its buffer {changed[0]!r} while training")
-    if across is not None and bool((across[1:] != 0).any()):
-        return Probe("lets the samples of a batch influence each other")
-    return Probe(reason, logits.shape[1])
+        Raises:
+            DataError: outputs and y do not fit, or the user's function fails or returns no number.
+        """
+        if not isinstance(outputs, Tensor):
+            raise DataError(f"the model must return a tensor, got {type(outputs).__name__}")
+        if self.name in LOSSES:
+            outputs = outputs.float()
+            if self.probabilities and self.name == "cross-entropy":
+                outputs = logs(outputs)
+            elif self.probabilities and self.name == "binary":
+                outputs = logs(outputs) - logs(1 - outputs)
+            return self.function(outputs, y)  # type: ignore[no-any-return]
+        try:
+            loss = self.function(outputs, y)
+        except FedmeritError:
+            raise
+        except Exception as error:  # a user's code may raise anything
+            shapes = f"outputs of shape {tuple(outputs.shape)} and y of shape {tuple(y.shape)}"
+            problem = f"{self.name!r} failed on {shapes}: {type(error).__name__}: {error}"
+            raise DataError.at("training.loss", problem) from error
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            problem = f"{self.name!r} must return one number with a gradient, got {got}"
+            raise DataError.at("training.loss", problem)
+        return loss.reshape(())
 
 
-class Stack:
-    """K copies of a model, of which up to K train side by side, as often as asked.
+def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    if outputs.ndim != y.ndim + 1 or outputs.shape[:1] + outputs.shape[2:] != y.shape or outputs.shape[1] < 2:
+        expected = ", ".join(map(str, (len(y), "classes", *y.shape[1:])))
+        raise DataError(
+            f"the model must return logits of shape ({expected}), with at least 2 classes, got "
+            f"{tuple(outputs.shape)}; for one logit per sample, training.loss = 'binary'"
+        )
+    return F.cross_entropy(outputs, y)
 
-    On a GPU one small model leaves most of the device idle and waits for Python. So each copy's step is
-    recorded once as a CUDA graph, and the graphs of all copies are replayed on several streams. Where a step
-    cannot be recorded, the copies take their steps one after another, and ``note`` says why.
 
-    Args:
-        model: gives the architecture; it is not changed.
-        size: K.
-        data: the data sets, on the device.
-        settings: epochs, batch size, optimiser; the loss must be the cross-entropy of classes.
+def _binary(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(fitted(outputs, y), y.float())
+
+
+def _mse(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(fitted(outputs, y), y.float())
+
+
+class Unit:
+    """Mean and standard deviation of y: as a forward hook, it turns a network's outputs z into mean + sd * z.
+
+    Otherwise most of what a first round gains is that the network learns the mean of y, for which wrong
+    answers do as well as right ones: members would be paid for that.
     """
 
-    def __init__(
-        self, model: nn.Module, size: int, data: Sequence[TensorData], settings: TrainingSettings
-    ) -> None:
-        self.settings = settings
-        self.images, self.labels = torch.cat([x for x, _ in data]), torch.cat([y for _, y in data])
-        self.lengths, self.device = [len(y) for _, y in data], self.labels.device
-        self.models = [copy.deepcopy(model).train() for _ in range(size)]
-        self.moving = [[p for p in one.parameters() if p.requires_grad] for one in self.models]
-        self.optimisers = [_optimiser(settings, moving) for moving in self.moving]
-        longest = max(self.lengths)
-        steps, width = settings.local_epochs * -(-longest // settings.batch_size), settings.batch_size
-        self.index = torch.zeros(size, steps, min(width, longest), dtype=torch.int64, device=self.device)
-        self.target = torch.zeros_like(self.index)
-        self.taken = torch.zeros(size, 1, dtype=torch.int64, device=self.device)  # steps, for the device
-        self.graphs: list[torch.cuda.CUDAGraph] = []
-        self.streams: list[torch.cuda.Stream] = []
-        self.note: str | None = None
+    def __init__(self, y: Labels) -> None:
+        axis = 0 if y.ndim <= 2 else None  # each column of a table; all places of an array alike
+        mean, sd = np.mean(y, axis=axis, dtype=np.float64), np.std(y, axis=axis, dtype=np.float64)
+        self.mean, self.sd = np.asarray(mean), np.asarray(np.where(sd > 0, sd, 1.0))
 
-    def train(self, starts: Tensor, sets: Sequence[int], seeds: Sequence[int]) -> Tensor:
-        """Train model k on data set ``sets[k]``, in the order of ``seeds[k]``; return the vectors, (k, P).
+    def __call__(self, _network: Any, _inputs: Any, outputs: Any) -> Any:
+        """Return outputs in the unit of y."""
+        if not isinstance(outputs, Tensor):
+            return outputs
+        mean, sd = self._at(outputs)
+        return mean + sd * outputs
 
-        Args:
-            starts: shape (k, P), on the device; at most K of them.
-            sets: the number of a data set per model.
-            seeds: one per model; the first one is also the seed of dropout.
-        """
-        plans = [list(batches(self.lengths[i], self.settings, j)) for i, j in zip(sets, seeds, strict=True)]
-        self._load(starts, plans, sets)
-        steps = max(map(len, plans))
-        new = self.device.type == "cuda" and not self.graphs and not self.note
-        with exactly(self.settings), seeded(seeds[0], self.device):
-            drawn = torch.cuda.get_rng_state(self.device) if new else None
-            for step in range(steps):
-                if drawn is not None and step == 1 and steps > WORTH:
-                    for k in range(len(plans), len(self.models)):
-                        self._move(k)  # a first step; the next training begins by writing over it
-                    self._record(random=not torch.equal(drawn, torch.cuda.get_rng_state(self.device)))
-                for k in (k for k, plan in enumerate(plans) if step < len(plan)):
-                    if self.graphs:
-                        with torch.cuda.stream(self.streams[k % len(self.streams)]):
-                            self.graphs[k].replay()
-                    else:
-                        self._move(k)
-            for stream in self.streams:
-                torch.cuda.current_stream(self.device).wait_stream(stream)
-        return torch.stack([flatten(model) for model in self.models[: len(plans)]])
+    def mse(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the mean squared error in standard deviations of y."""
+        _, sd = self._at(outputs)
+        return F.mse_loss(fitted(outputs, y) / sd, y.float() / sd)
 
-    def _load(self, starts: Tensor, plans: Sequence[list[Tensor]], sets: Sequence[int]) -> None:
-        """Write first models and batches where the steps expect them, and make the optimiser forget."""
-        begin = np.cumsum([0, *self.lengths])
-        index = torch.full(self.index.shape, PADDING)
-        for k, plan in enumerate(plans):
-            load_vector(self.models[k], starts[k])
-            for step, batch in enumerate(plan):
-                index[k, step, : len(batch)] = batch + int(begin[sets[k]])
-        self.index.copy_(index.clamp(min=0))
-        self.target.copy_(self.labels[self.index].where(index.to(self.device) >= 0, PADDING))
-        states = [state for one in self.optimisers for state in one.state.values()]
-        moments = [one for state in states for one in state.values() if one is not None]
-        torch._foreach_zero_([self.taken, *moments])
-        self._start()
-
-    def _record(self, *, random: bool) -> None:
-        """Record a step of every model. A first step has chosen algorithms and made the optimiser's memory.
-
-        Models on one stream share memory. Graphs that draw random numbers share the generator's place on the
-        device, so they must be replayed one after another.
-        """
-        count = 1 if random else min(STREAMS, len(self.models))
-        self.streams = [torch.cuda.Stream(self.device) for _ in range(count)]  # type: ignore[no-untyped-call]
-        pools = [torch.cuda.graph_pool_handle() for _ in self.streams]
-        graphs = []
-        try:
-            for k in range(len(self.models)):
-                place = k % count
-                graphs.append(record(partial(self._move, k), self.device, self.streams[place], pools[place]))
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # the model waits for the device
-            self.note = f"cannot be recorded as a CUDA graph: {error}".splitlines()[0]
-            return
-        self.graphs = graphs
-        self._start()
-
-    def _start(self) -> None:
-        """Let the streams begin where this one is."""
-        for stream in self.streams:
-            stream.wait_stream(torch.cuda.current_stream(self.device))
-
-    def _move(self, k: int) -> None:
-        """Take a step with model k."""
-        at, target = self.index[k][self.taken[k]][0], self.target[k][self.taken[k]][0]
-        logits = self.models[k](prepare(self.images[at], self.device))
-        loss = F.cross_entropy(logits, target, ignore_index=PADDING)
-        slopes = torch.autograd.grad(loss, self.moving[k], allow_unused=True)
-        for parameter, slope in zip(self.moving[k], slopes, strict=True):
-            if slope is not None and slope.stride() != parameter.stride():  # Adam wants equal ones
-                slope = torch.empty_like(parameter).copy_(slope)
-            parameter.grad = slope
-        self.optimisers[k].step()
-        self.optimisers[k].zero_grad()
-        self.taken[k] += 1
+    def _at(self, outputs: Tensor) -> tuple[Any, Any]:
+        if not self.mean.ndim:
+            return float(self.mean), float(self.sd)
+        mean, sd = torch.as_tensor(self.mean).float(), torch.as_tensor(self.sd).float()
+        return mean.to(outputs.device), sd.to(outputs.device)
 
 
-# ---------------------------------------------------------------------------------------------- one by one
+_FUNCTIONS = {"cross-entropy": _cross_entropy, "binary": _binary, "mse": _mse}
+CROSS_ENTROPY = Loss("cross-entropy", _cross_entropy)
 
-Vector = npt.NDArray[np.float32]
-Data = tuple[Images, npt.NDArray[Any] | Tensor]
-"""Samples (n, ...) and targets (n, ...) of one client."""
-Method = Literal["auto", "loop", "stacked"]
+
+def loss_of(name: str, *, probabilities: bool = False, unit: Unit | None = None) -> Loss:
+    """Return the loss of this name, one of `LOSSES` or a user's ``module:function``.
+
+    ``probabilities``: whether the model returns them, not logits. ``unit``: of the outputs, for "mse".
+    """
+    if name == "mse" and unit is not None:
+        return Loss(name, unit.mse)
+    if name in _FUNCTIONS:
+        return Loss(name, _FUNCTIONS[name], probabilities)
+    if ":" not in name:
+        expected = f'expected one of {", ".join(LOSSES)}, or "module:function"'
+        raise ConfigError.at("training.loss", f"{expected}, got {name!r}")
+    return Loss(name, load_object(name, "training.loss"))
+
+
+def check_target(loss: str, y: Labels, classes: int, what: str) -> None:
+    """Raise `ConfigError` if a loss cannot be trained with these targets; 0 classes: y is no class."""
+    whole = y.dtype.kind in "iu"
+    kind = f"{classes} classes" if classes else "real numbers" if y.ndim == 1 else f"arrays of {y.dtype}"
+    problem = ""
+    if loss == "cross-entropy" and not (classes or (whole and y.ndim > 1)):
+        problem = "classes, or arrays of classes: take 'mse' or 'binary'"
+    elif loss == "cross-entropy" and int(y.min()) < 0:
+        problem = f"classes from 0 on, but y holds {int(y.min())}"
+    elif loss == "mse" and (classes or whole):
+        problem = "real numbers: take 'cross-entropy' or 'binary', or store y as floats"
+    elif loss == "binary" and (classes > 2 or not (y.min() >= 0 and y.max() <= 1)):
+        problem = "two classes, or numbers in [0, 1]"
+    if problem:
+        raise ConfigError.at("training.loss", f"{loss!r} needs {problem}; y of {what} are {kind}")
+
+
+def outputs_for(loss: str, y: Labels, classes: int) -> int:
+    """Return how many numbers per sample (or per place of an array) the model should return.
+
+    >>> import numpy as np
+    >>> outputs_for("cross-entropy", np.array([0, 1, 2]), 3), outputs_for("mse", np.array([0.5, 1.5]), 0)
+    (3, 1)
+    >>> outputs_for("binary", np.array([0, 1]), 2), outputs_for("mse", np.zeros((5, 4)), 0)
+    (1, 4)
+    """
+    if loss == "cross-entropy" or (classes and loss not in LOSSES):
+        return classes or int(y.max()) + 1
+    return int(y.shape[1]) if y.ndim == 2 else 1
+
+
+# ----------------------------------------------------------------------------------------------- training
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Settings of local training; the optimiser is fresh each time.
+    """Settings of local training.
 
     Weight decay is added to the gradient (L2) by ``adam`` and ``sgd``, and decoupled from it by ``adamw``.
     ``tf32`` lets a GPU multiply in TF32. This is faster, but results no longer equal a CPU's up to rounding.
@@ -235,31 +209,7 @@ class TrainingSettings:
     weight_decay: float = 0.001
     tf32: bool = False
     optimiser: Literal["adam", "adamw", "sgd"] = "adam"
-    momentum: float = 0.0
     loss: Loss = CROSS_ENTROPY
-
-    def __post_init__(self) -> None:
-        for name in ("local_epochs", "batch_size"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(
-                    f"training.{name} must be at least 1, got {value}", setting=f"training.{name}"
-                )
-        if not 0 < self.lr < float("inf"):
-            raise ConfigError(f"training.lr must be a positive number, got {self.lr}", setting="training.lr")
-        if not 0 <= self.weight_decay < float("inf"):
-            raise ConfigError(
-                f"training.weight_decay must be at least 0, got {self.weight_decay}",
-                setting="training.weight_decay",
-            )
-
-
-@dataclass(frozen=True)
-class TrainedVectors:
-    """One vector per client, how they were trained, and why not faster if that was tried."""
-
-    vectors: list[Vector]
-    method: Literal["loop", "stacked"]
-    note: str | None = None
 
 
 def batches(n: int, settings: TrainingSettings, seed: int) -> Iterator[Tensor]:
@@ -274,19 +224,18 @@ def batches(n: int, settings: TrainingSettings, seed: int) -> Iterator[Tensor]:
         yield from (order[i : i + settings.batch_size] for i in range(0, n, settings.batch_size))
 
 
+def has_batch_norm(model: nn.Module) -> bool:
+    """Return whether some layer normalises by the statistics of the batch."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
 def train(
     model: nn.Module, x: Images, y: npt.NDArray[Any] | Tensor, settings: TrainingSettings, seed: int
 ) -> None:
-    """Train the model in place, on its device. Results that are not finite are not checked here.
+    """Train the model in place, on its device; the seed is that of the order of samples and of dropout.
 
-    With BatchNorm, batches of a single sample are skipped, because they have no variance.
-
-    Args:
-        model: the model to train.
-        x: samples, shape (n, ...).
-        y: targets, shape (n, ...).
-        settings: epochs, batch size, loss, optimiser.
-        seed: of the order of samples and of dropout.
+    Results that are not finite are not checked here. With BatchNorm, batches of a single sample are skipped,
+    because they have no variance.
     """
     device = device_of(model)
     images, labels = on_device((x, y), device, settings.loss)
@@ -294,7 +243,7 @@ def train(
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise InputError("the model has no parameter to train")
-    optimiser, first = _optimiser(settings, parameters), True
+    optimiser, first = optimiser_for(settings, parameters), True
     plan = list(batches(len(labels), settings, seed))
     order = torch.cat(plan).to(device)  # at once: a copy per batch would wait for the step before it
     model.train()
@@ -313,94 +262,30 @@ def train(
             optimiser.step()
 
 
-def train_many(
+def trained(
     model: nn.Module,
-    starts: Vector | Tensor | Sequence[Vector | Tensor],
-    data: Sequence[Data],
+    start: Vector | Tensor,
+    x: Images,
+    y: npt.NDArray[Any] | Tensor,
     settings: TrainingSettings,
-    seeds: Sequence[int],
-    method: Method = "auto",
-) -> TrainedVectors:
-    """Train one model per client, stacked on a GPU if the model allows it, otherwise one after another.
-
-    Args:
-        model: gives architecture and device; its weights are overwritten.
-        starts: one vector for all clients, or one each.
-        data: samples and targets of each client.
-        settings: epochs, batch size, loss, optimiser.
-        seeds: one per client.
-        method: ``auto`` stacks only on a GPU; ``loop`` never does; ``stacked`` raises an error if it cannot.
-    """
-    if len(seeds) != len(data):
-        raise InputError(f"expected {len(data)} seeds, one per client, got {len(seeds)}")
-    shared = isinstance(starts, np.ndarray | Tensor) and starts.ndim == 1
-    begin: list[Vector | Tensor] = [starts] * len(data) if shared else list(starts)  # type: ignore[list-item]
-    if len(begin) != len(data):
-        raise InputError(f"expected one start or {len(data)}, one per client, got {len(begin)}")
-    device, note = device_of(model), None
-    if method == "stacked" or (method == "auto" and device.type == "cuda" and len(data) > 1):
-        load_vector(model, begin[0])
-        seen = _unpadded(data, settings) or probe(model, on_device(data[0], device))
-        note = seen.reason
-        if note is None:
-            vectors, said = _halving(model, seen, begin, data, settings, seeds)
-            return TrainedVectors(vectors, "stacked", said and f"stacked, but steps of the model {said}")
-        if method == "stacked":
-            raise InputError(f"the model {note}")
-    vectors = []
-    aside = [(buffer, buffer.clone()) for buffer in model.buffers()]  # restores counters per client
-    for start, (x, y), seed in zip(begin, data, seeds, strict=True):
-        for buffer, value in aside:
-            buffer.copy_(value)
-        load_vector(model, start)
-        train(model, x, y, settings, seed)
-        vectors.append(to_vector(model))
-    return TrainedVectors(vectors, "loop", note and f"one client after another: the model {note}")
+    seed: int,
+) -> Vector:
+    """Return the vector after training from ``start``; what a vector does not hold is put back after it."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    load_vector(model, start)
+    train(model, x, y, settings, seed)
+    vector = to_vector(model)
+    for buffer, value in before:
+        buffer.copy_(value)
+    return vector
 
 
-def _unpadded(data: Sequence[Data], settings: TrainingSettings) -> Probe | None:
-    """Return why batches cannot be padded, which a stack does, because of the loss or the targets."""
-    if settings.loss != CROSS_ENTROPY:
-        return Probe(f"trains on the loss {settings.loss.name!r}, and a stack only on the cross-entropy")
-    if data and as_tensor(data[0][1]).ndim != 1:
-        return Probe("learns an array per sample, and a stack only classes")
-    return None
-
-
-def _halving(
-    model: nn.Module,
-    seen: Probe,
-    starts: Sequence[Vector | Tensor],
-    data: Sequence[Data],
-    settings: TrainingSettings,
-    seeds: Sequence[int],
-) -> tuple[list[Vector], str | None]:
-    """Train all clients in one stack, or in two halves if the memory does not suffice."""
-    device = device_of(model)
-    try:
-        sets = [on_device(one, device) for one in data]
-        for _, y in sets:
-            check_range(y, seen.classes)
-        begin = torch.stack([as_tensor(start).to(device).float() for start in starts])
-        stack = Stack(model, len(sets), sets, settings)
-        return list(stack.train(begin, range(len(sets)), seeds).cpu().numpy()), stack.note
-    except torch.cuda.OutOfMemoryError:
-        if len(starts) == 1:
-            raise
-    torch.cuda.empty_cache()
-    half = (len(starts) + 1) // 2
-    first, note = _halving(model, seen, starts[:half], data[:half], settings, seeds[:half])
-    second, other = _halving(model, seen, starts[half:], data[half:], settings, seeds[half:])
-    return first + second, note or other
-
-
-def _optimiser(settings: TrainingSettings, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
-    on_gpu = parameters[0].device.type == "cuda"
+def optimiser_for(settings: TrainingSettings, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
     lr, decay = settings.lr, settings.weight_decay
     if settings.optimiser == "sgd":
-        return torch.optim.SGD(parameters, lr, momentum=settings.momentum, weight_decay=decay)
+        return torch.optim.SGD(parameters, lr, weight_decay=decay)
     kind = torch.optim.AdamW if settings.optimiser == "adamw" else torch.optim.Adam
-    fused = all(_is_dense(parameter) for parameter in parameters)
+    fused, on_gpu = all(map(_is_dense, parameters)), parameters[0].device.type == "cuda"
     return kind(parameters, lr, weight_decay=decay, fused=fused, capturable=on_gpu)
 
 
@@ -417,8 +302,9 @@ def on_device(data: Data, device: torch.device, loss: Loss = CROSS_ENTROPY) -> T
     """Return a client's data as tensors on the device; raise `DataError` if there is no sample."""
     if len(data[0]) == 0:
         raise DataError("cannot train on 0 images")
-    check = check_labels if loss == CROSS_ENTROPY and as_tensor(data[1]).ndim == 1 else check_targets
-    return as_tensor(data[0]).to(device), check(data[1], len(data[0])).to(device)
+    labels = loss == CROSS_ENTROPY and as_tensor(data[1]).ndim == 1
+    targets = check_targets(data[1], len(data[0]), classes=labels)
+    return as_tensor(data[0]).to(device), targets.to(device)
 
 
 @contextlib.contextmanager
@@ -436,9 +322,8 @@ def exactly(settings: TrainingSettings) -> Iterator[None]:
 def keep_memory() -> None:
     """Let this process keep freed memory for its next arrays, where the C library can (glibc).
 
-    Otherwise an array as large as a model, or as the outputs of a layer, goes back to the system, and the
-    next one comes in pages that the system clears one by one. That can take as long as everything that is
-    computed with it. It is for a process that does nothing but train and evaluate: its heap never shrinks.
+    Otherwise large arrays come in pages that the system clears one by one, which can take as long as what is
+    computed with them. It is for a process that does nothing but train and evaluate: its heap never shrinks.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if set_option is not None:

@@ -1,20 +1,18 @@
 """The members of a rehearsal: in one process, they train, mask, evaluate and report as in a run elsewhere.
 
-Each is a `protocol.member.Participant` with its own key and its own memory, and receives the same messages as
-a member of a run between machines. Only the code keeps members apart: they share one array per model, train
-together on a GPU, and share evaluations that all of them need. This module also lets members get lost: a lost
-member stops answering at a given stage.
+Each is a `protocol.member.Participant` with its own key and memory. Only the code keeps members apart: they
+share one array per model, one network, and evaluations that all of them need.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -23,30 +21,21 @@ from torch import Tensor
 from fedmerit.config import Config
 from fedmerit.data.partitions import ClientData
 from fedmerit.errors import MissingExtra, ProtocolError
-from fedmerit.identity import SERVER, Roster, canonical, load_key, new_key, public_key
-from fedmerit.limits import STAGES
-from fedmerit.protocol.clearing import Archive
+from fedmerit.identity import SERVER, Roster, load_key, new_key, public_key
+from fedmerit.protocol import memory
+from fedmerit.protocol.coordinator import Archive
 from fedmerit.protocol.direction import Gradient
+from fedmerit.protocol.measurement import Contribution, Evaluations, Trained, Work
 from fedmerit.protocol.member import Participant
-from fedmerit.protocol.memory import MemoryState
-from fedmerit.protocol.messages import Ask, Exchange, Parcel, exchange_of, pack
-from fedmerit.protocol.outcome import (
-    Contribution,
-    Evaluations,
-    Model,
-    Outcome,
-    Round,
-    Trained,
-    Work,
-    file_name,
-    model_hash,
-)
+from fedmerit.protocol.memory import MemoryState, T, Value
+from fedmerit.protocol.messages import Ask, Exchange, Parcel, exchange_of
+from fedmerit.protocol.outcome import Model, Outcome, Round, model_hash
 from fedmerit.protocol.settler import SETTLING
-from fedmerit.protocol.terms import Agreed, roster_in
-from fedmerit.secagg.state import Released
-from fedmerit.simulation.contributions import contribution_on, quotient
-from fedmerit.simulation.setup import Federation, losses, schedule
-from fedmerit.simulation.training import train_many
+from fedmerit.protocol.terms import roster_in
+from fedmerit.secagg.setting import STAGES, Released
+from fedmerit.simulation.models import as_tensor
+from fedmerit.simulation.setup import Federation, schedule
+from fedmerit.simulation.training import trained
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -69,30 +58,22 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
+Tell = Callable[[int, int], None]
+"""Called with (done, total)."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlainRound:
-    """A round with each member's update as it was summed, which no server may see.
+    """A round with each member's update as it was summed, which no server may see."""
 
-    Args:
-        m0: the model that all members started from.
-        outcome: the outcome of the round.
-        weights: w_i of the members in the sum, in the order of ``outcome.included``.
-        device: where models are evaluated.
-    """
-
-    m0: Model
+    m0: Model  # that all members started from
     outcome: Outcome
-    weights: tuple[float, ...]
-    device: torch.device
+    weights: tuple[float, ...]  # w_i, in the order of ``outcome.included``
+    device: torch.device  # where models are evaluated
     _contribution: Callable[[str], Contribution]
 
     def contribution(self, name: str) -> Contribution:
-        """Return w_i d_i after rounding to integers.
-
-        It is as large as a model. Under masks it is computed anew, and so kept if there are several analyses.
-        """
+        """Return w_i d_i after rounding to integers; under masks it is computed anew."""
         return self._contribution(name)
 
     def update(self, name: str) -> Model:
@@ -104,8 +85,7 @@ class PlainRound:
         """U_i of the members in the sum, shape (N, P), on the device; all analyses share them."""
         rows = torch.empty(len(self.outcome.included), self.m0.size, device=self.device)
         for row, name in zip(rows, self.outcome.included, strict=True):
-            own = contribution_on(self.device, self.contribution(name))
-            row.copy_(quotient(own, self.outcome.total_weight))
+            row.copy_(as_tensor(self.update(name)))
         return rows
 
 
@@ -121,23 +101,17 @@ class Analysis(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class Identities:
-    """The private keys of the server and the members of a rehearsal, and the roster of their public keys.
-
-    Without masks there are no keys.
-    """
+    """Private keys of a rehearsal's server and members, and the roster; without masks there are no keys."""
 
     roster: Roster
     server: Ed25519PrivateKey | None
     members: Mapping[str, Ed25519PrivateKey | None]
 
     @classmethod
-    def none(cls, config: Config) -> Identities:
-        """Return the members without keys."""
-        return cls(roster_in(config, None), None, dict.fromkeys(config.clients))
-
-    @classmethod
-    def in_folder(cls, folder: Path, config: Config, *, make: bool) -> Identities:
+    def of(cls, config: Config, folder: Path, *, make: bool) -> Identities:
         """Read the keys from a folder; with ``make``, make missing ones (mode 600)."""
+        if not config.secure_aggregation.enabled:
+            return cls(roster_in(config, None), None, dict.fromkeys(config.clients))
         folder.mkdir(mode=0o700, exist_ok=True)
         keys = {}
         try:
@@ -160,44 +134,38 @@ class Identities:
 
 MEMBERS = "members"
 """The kind of archive files that hold what members keep. They are secret."""
+OF_ROUND: tuple[Value[Any], ...] = (memory.CLIENT, memory.UPDATE, memory.SIGNED)
 
 
 class Keeping:
-    """What members keep of every round until the run is settled: one file per round, one round in memory.
-
-    Args:
-        archive: holds the files.
-    """
+    """What members keep of every round until the run is settled: one file per round, one round in memory."""
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
-        self._number, self._round = 0, dict[str, dict[str, Any]]()
+        self._number, self._round = 0, dict[str, Any]()
 
     def save(self, number: int, states: Mapping[str, MemoryState]) -> None:
         """Keep update, client and signed outcome of every member who brought something to a round."""
         arrays = {}
         for name, state in states.items():
-            client, update = (state.get(file_name(number, what)) for what in ("client", "update"))
-            if client is None or update is None:
-                continue
-            delta, *rest = update
-            signed = state.get(file_name(number, "signed"))
-            arrays[f"delta/{name}"] = delta
-            arrays[f"kept/{name}"] = np.frombuffer(pack([client.dump(), rest, signed]), np.uint8)
+            of_round = {value.name: state.get(value.of(number)) for value in OF_ROUND}
+            if of_round[memory.CLIENT.name] is not None and of_round[memory.UPDATE.name] is not None:
+                for kind, value in of_round.items():
+                    arrays[f"{kind}/{name}"] = np.frombuffer(memory.packed(value), np.uint8)
         if arrays:
             self.archive.save(MEMBERS, number, arrays)
         self._number, self._round = 0, {}  # it may have been looked for before it was there
 
-    def get(self, number: int, name: str, what: str) -> Any:
+    def get(self, number: int, name: str, kind: str) -> Any:
         """Return a value that a member kept of a round, or None."""
         if number != self._number:
-            self._number, self._round = number, {}
             arrays = self.archive.load(MEMBERS, number) if self.archive.has(MEMBERS, number) else {}
-            for member in [key.partition("/")[2] for key in arrays if key.startswith("delta/")]:
-                client, rest, signed = msgpack.unpackb(arrays[f"kept/{member}"].tobytes())
-                update = [arrays[f"delta/{member}"], *rest]
-                self._round[member] = {"client": client, "update": update, "signed": signed}
-        return self._round.get(name, {}).get(what)
+            kinds = {value.name: value.kind for value in OF_ROUND}
+            self._number, self._round = number, {
+                key: memory.unpacked(data.tobytes(), kinds[key.partition("/")[0]] | None, key)
+                for key, data in arrays.items()
+            }  # fmt: skip
+        return self._round.get(f"{kind}/{name}")
 
     def drop(self, number: int) -> None:
         """Delete what members kept of a round."""
@@ -212,12 +180,13 @@ class KeptState(MemoryState):
         super().__init__()
         self.name, self.keeping = name, keeping
 
-    def get(self, name: str) -> Any:
-        """Return the value stored under a name, here or in the file of its round; or None."""
-        number, _, what = name.partition(".")
-        if (found := super().get(name)) is None and what in ("client", "update", "signed"):
-            return self.keeping.get(int(number), self.name, what)
-        return found
+    def get(self, value: Value[T]) -> T | None:
+        """Return what is stored, here or in the file of its round; or None."""
+        number, _, kind = value.name.partition(".")
+        stored = super().get(value)
+        if stored is None and kind in [of_round.name for of_round in OF_ROUND]:
+            return cast(T, self.keeping.get(int(number), self.name, kind))
+        return stored
 
 
 # ------------------------------------------------------------------------------------------ the transport
@@ -226,18 +195,13 @@ class KeptState(MemoryState):
 class LocalTransport:
     """A `protocol.coordinator.Transport` that carries messages to members in this process.
 
-    Args:
-        federation: data, network and settings.
-        identities: the keys of server and members.
-        run: identifier of the run.
-        evaluate: the evaluations that all members share.
-        watch: called with every step.
-        observe: sees every byte that the server receives.
-        analyses: look at the plain updates of every round with a sum.
-        gradient: of the paid utility, which all members share; needed where the run is settled.
-        archive: where members keep what a settlement needs; needed there too.
-        stacked: whether all members train at once; None does so on a GPU.
+    Members share the evaluations and the paid utility's gradient. A settled run needs the gradient, and the
+    ``archive`` where members keep what its settlement needs. ``observe`` sees every byte that the server
+    receives; ``analyses`` look at the plain updates of every round with a sum.
     """
+
+    lost: Mapping[str, str] = MappingProxyType({})
+    """Members whose answers get lost, as {"client-2": "3:masked"}; set by tests and benchmarks."""
 
     def __init__(
         self,
@@ -251,12 +215,14 @@ class LocalTransport:
         analyses: Sequence[Analysis] = (),
         gradient: Gradient | None = None,
         archive: Archive | None = None,
-        stacked: bool | None = None,
     ) -> None:
         self.federation, self.run, self.watch = federation, run, watch
         self.observe, self.analyses = observe, analyses
         self.keeping = None if archive is None else Keeping(archive)
-        self.states = {name: self._state(name) for name in federation.names}
+        self.states: dict[str, MemoryState] = {
+            name: KeptState(name, self.keeping) if self.keeping else MemoryState()
+            for name in federation.names
+        }
         self.members = {
             name: Participant(
                 name,
@@ -273,7 +239,7 @@ class LocalTransport:
         }
         for name, factor in federation.config.corruption.misstate.items():
             self.members[name].misstates = factor
-        self.local = LocalTraining(federation, stacked=stacked)
+        self.local = LocalTraining(federation)
         if federation.config.scoring.solo:
             self.local.solo = dict.fromkeys(federation.names, federation.first)
         self.m0 = federation.first  # start of the current round
@@ -281,12 +247,16 @@ class LocalTransport:
         self._trained: dict[str, Model] = {}
         self._number, self._m0_hash = 0, ""
 
-    def _state(self, name: str) -> MemoryState:
-        return MemoryState() if self.keeping is None else KeptState(name, self.keeping)
+    def _is_lost(self, name: str, number: int, kind: Exchange) -> bool:
+        if name not in self.lost:
+            return False
+        at, stage = self.lost[name].split(":")
+        order = [exchange_of(later) for later in (*STAGES, "report")]
+        return int(at) == number and kind in order[order.index(exchange_of(stage)) :]
 
     def begin_round(self, number: int, m0: Model) -> None:
         """Set the number and the starting model of the next round."""
-        self._number, self.m0, self._m0_hash, self._trained = number, m0, "", {}
+        self._number, self.m0, self._m0_hash, self._trained = number, m0, model_hash(m0), {}
         if self.local.solo:  # members lost in this round still train their solo model
             self.train(self.expected(number))
 
@@ -303,15 +273,8 @@ class LocalTransport:
         """Train scheduled members who have not trained in this round yet; return all local models so far."""
         missing = [name for name in scheduled if name not in self._trained]
         if missing:
-            self._trained |= self.local.train(
-                self._number,
-                missing,
-                self.m0,
-                self.before,
-                lambda done, total: self._tell("train", done, total),
-            )
-            while self.local.notes:
-                self.note(self.local.notes.pop())
+            tell = partial(self._tell, "train")
+            self._trained |= self.local.train(self._number, missing, self.m0, self.before, tell)
         return self._trained
 
     def expected(self, number: int) -> Sequence[str]:
@@ -322,15 +285,17 @@ class LocalTransport:
 
     def exchange(self, kind: Exchange, asks: Mapping[str, Parcel]) -> Iterator[tuple[str, bytes]]:
         """Yield each member's answer as it is made, so that at most one masked update is held at a time."""
-        work, opened, config = None, _Opened(), self.federation.config
-        number = opened(next(iter(asks.values())))[0].round
-        lost, following = losses(config, number), losses(config, number + 1)
-        here = [name for name in asks if not _is_lost(lost, name, kind)]
+        work, config = None, self.federation.config
+        unpacked = {id(parcel): parcel for parcel in asks.values()}  # most go to all members
+        opened = {key: Ask.unpack(parcel) for key, parcel in unpacked.items()}
+        number = opened[id(next(iter(asks.values())))][0].round
+        here = [name for name in asks if not self._is_lost(name, number, kind)]
         if kind == "train":
             self.train(here)
         settling = kind in SETTLING
         stage = "settle" if settling else "evaluate" if kind == "report" and config.reports else "sum"
-        if number:
+        telling = number and kind != "close"  # which is no part of a round
+        if telling:
             self._tell(stage, number if settling else 0, config.training.rounds if settling else len(asks))
         for done, name in enumerate(here, start=1):
             member, parcel = self.members[name], asks[name]
@@ -338,9 +303,9 @@ class LocalTransport:
                 work = self._work(name)
             elif kind == "report":
                 member.solo = self.local.solo.get(name)
-                member.early = not _is_lost(following, name, "advertise")
+                member.early = not self._is_lost(name, number + 1, "advertise")
             try:
-                answer = member.answer_opened(*opened(parcel), parcel, "", work)
+                answer = member.answer_opened(*opened[id(parcel)], parcel, "", work)
             except ProtocolError as error:
                 if kind == "report":  # only a fault of this process can cause it
                     raise
@@ -351,8 +316,10 @@ class LocalTransport:
             if self.observe:
                 self.observe("masked" if kind == "train" else kind, name, answer)
             yield name, answer
-            if kind == "report":
+            if telling and not settling:
                 self._tell(stage, done, len(asks))
+        if telling and not settling and len(here) < len(asks):  # those who are lost are waited for no more
+            self._tell(stage, len(asks), len(asks))
 
     def _work(self, name: str) -> Callable[[], Work]:
         trained, m0 = self._trained.pop(name), self.m0
@@ -362,13 +329,7 @@ class LocalTransport:
             with np.errstate(all="ignore"):  # encoding refuses a diverged model
                 return Trained(m0, trained - m0, len(client.y))
 
-        return lambda: Work(m0, b"", train, m0_hash=self.m0_hash)
-
-    @property
-    def m0_hash(self) -> str:
-        """Hash of the model that all members start from, computed once per round."""
-        self._m0_hash = self._m0_hash or model_hash(self.m0)
-        return self._m0_hash
+        return lambda: Work(m0, b"", train, m0_hash=self._m0_hash)
 
     def analysed(self, outcome: Outcome) -> dict[str, Any]:
         """Return what the analyses record about a round with a sum."""
@@ -377,56 +338,49 @@ class LocalTransport:
         def contribution(name: str) -> Contribution:
             return self.members[name].contribution(self.run, outcome.round)
 
-        kept = cache(contribution) if len(self.analyses) > 1 else contribution
-        plain = PlainRound(self.m0, outcome, weights, self.federation.device, kept)
-        said: dict[str, Any] = {}
+        # As large as a model each: kept only if there are several analyses.
+        shared = cache(contribution) if len(self.analyses) > 1 else contribution
+        plain = PlainRound(self.m0, outcome, weights, self.federation.device, shared)
+        record: dict[str, Any] = {}
         for analysis in self.analyses:
-            said |= analysis.summed(plain) or {}
-        return said
+            record |= analysis.summed(plain) or {}
+        return record
 
     # -------------------------------------------------------------------------------- what members remember
 
     def dump(self) -> tuple[dict[str, npt.NDArray[Any]], str]:
         """Return what members must remember between rounds, and the test slice of their reported sums."""
-        kept: dict[str, npt.NDArray[Any]] = {f"solo/{name}": one for name, one in self.local.solo.items()}
-        totals_on = ""
+        arrays: dict[str, npt.NDArray[Any]]
+        arrays, totals_on = {f"solo/{name}": model for name, model in self.local.solo.items()}, ""
         for name, state in self.states.items():
-            kept[f"released/{name}"] = np.frombuffer(state.released().dump(), np.uint8)
-            if released := state.get("summed"):
-                kept[f"summed/{name}"] = np.array(released)
-            if shown := state.get("shown"):
-                kept[f"shown/{name}"] = np.frombuffer(b"".join(shown), np.uint8).reshape(len(shown), -1)
-            if (last := self.members[name].sums(self.run, self._number + 1)) is not None:
-                totals_on = totals_on or last[0]
-                kept |= {f"totals/{name}/{utility}": values for utility, values in last[1].items()}
-        return kept, totals_on
+            arrays[f"released/{name}"] = np.frombuffer(state.released().dump(), np.uint8)
+            if summed := state.get(memory.SUMMED):
+                arrays[f"summed/{name}"] = np.array(summed)
+            if shown := state.get(memory.SHOWN):
+                arrays[f"shown/{name}"] = np.frombuffer(b"".join(shown), np.uint8).reshape(len(shown), -1)
+            if (last := self.members[name].last_report(self.run, self._number + 1)) is not None:
+                totals_on = totals_on or last.totals_on
+                arrays |= {f"totals/{name}/{utility}": values for utility, values in last.totals.items()}
+        return arrays, totals_on
 
-    def agree(self, name: str, agreed: Agreed) -> None:
-        """Restore the terms that a member agreed to when it joined."""
-        self.states[name].put("terms", [agreed.terms, agreed.commitment, agreed.server])
-
-    def has_agreed(self, name: str) -> bool:
-        """Return whether a member has joined."""
-        return self.states[name].get("terms") is not None
-
-    def restore(self, last: Round, kept: Mapping[str, npt.NDArray[Any]], before: Model) -> None:
+    def restore(self, last: Round, arrays: Mapping[str, npt.NDArray[Any]], before: Model) -> None:
         """Restore what members remembered after the last round, and the model that it started from."""
-        totals: dict[str, dict[str, npt.NDArray[Any]]] = {}
-        for key, values in kept.items():
+        totals = dict[str, dict[str, npt.NDArray[Any]]]()
+        for key, values in arrays.items():
             kind, name, *rest = key.split("/")
             if kind == "solo":
                 self.local.solo[name] = values
             elif kind == "released":
                 self.states[name].put_released(Released.load(values.tobytes()))
             elif kind == "summed":
-                self.states[name].put("summed", values.tolist())
+                self.states[name].put(memory.SUMMED, values.tolist())
             elif kind == "shown":
-                self.states[name].put("shown", [row.tobytes() for row in values])
+                self.states[name].put(memory.SHOWN, [row.tobytes() for row in values])
             else:
                 totals.setdefault(name, {})["/".join(rest)] = values
         for name, sums in totals.items():
-            told = (last.number, last.body["m"], last.body["totals_on"])
-            self.members[name].restore_sums(self.run, *told, sums)
+            on = last.body["m"], last.body["totals_on"]
+            self.members[name].restore_sums(self.run, last.number, *on, sums)
         self.before, self._number = before, last.number
 
     def forget(self, numbers: Iterable[int]) -> None:
@@ -434,10 +388,6 @@ class LocalTransport:
         if self.keeping is not None:
             for number in numbers:
                 self.keeping.drop(number)
-
-    def restore_statement(self, name: str, body: Mapping[str, Any], signature: bytes) -> None:
-        """Restore what a member stated, so that it says the same again."""
-        self.states[name].put("statement", pack([canonical(body), signature]))
 
     # ----------------------------------------------------------------------------------------------- progress
 
@@ -449,25 +399,6 @@ class LocalTransport:
         self.watch(Progress(stage, self._number, self.federation.config.training.rounds, done, total))
 
 
-class _Opened:
-    """Unpacks messages, and a message that goes to all members only once."""
-
-    def __init__(self) -> None:
-        self._last: tuple[Parcel | None, Any] = (None, None)
-
-    def __call__(self, parcel: Parcel) -> tuple[Ask, Callable[[bytes], bool]]:
-        if self._last[0] is not parcel:
-            self._last = (parcel, Ask.unpack(parcel))
-        ask, signed_by = self._last[1]
-        return ask, signed_by
-
-
-def _is_lost(lost: Mapping[str, str], name: str, kind: Exchange) -> bool:
-    """Return whether a member is lost at or before this exchange, and so does not answer it."""
-    order = [exchange_of(stage) for stage in STAGES]
-    return name in lost and kind in order[order.index(exchange_of(lost[name])) :]
-
-
 # ------------------------------------------------------------------------------------------ local training
 
 NOISE = 0.01
@@ -476,69 +407,44 @@ NOISE = 0.01
 
 @dataclass(eq=False)
 class LocalTraining:
-    """The local training of a federation's members: one after another on a CPU, stacked on a GPU.
-
-    Args:
-        federation: data, network and settings.
-        solo: per member, the model that it trains alone from the first one; empty without a solo track.
-        notes: what users should be told once.
-        stacked: whether all members train at once; None does so on a GPU, where it is faster.
-    """
+    """The local training of a federation's members, one after another."""
 
     federation: Federation
     solo: dict[str, Model] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    stacked: bool | None = None
+    """Per member, the model that it trains alone from the first one; empty without a solo track."""
 
     def train(
-        self,
-        number: int,
-        scheduled: Sequence[str],
-        start: Model,
-        stale: Model,
-        tell: Callable[[int, int], None],
+        self, number: int, scheduled: Sequence[str], start: Model, stale: Model, tell: Tell
     ) -> dict[str, Model]:
-        """Return the local model of every scheduled member after training in round ``number``.
+        """Return the local model of every scheduled member after training from ``start`` in a round.
 
-        Seeds depend only on run seed, round and member.
-
-        Args:
-            number: the round.
-            scheduled: names of the members who take part.
-            start: the global model.
-            stale: the global model of one round earlier, which a stale free rider sends back.
-            tell: called with (done, total) members.
+        ``stale`` is the global model of one round earlier, which a stale free rider sends back.
         """
         clients = [client for client in self.federation.clients if client.name in scheduled]
         honest = [client for client in clients if client.behaviour == "honest"]
-        stacked = self.federation.device.type == "cuda" if self.stacked is None else self.stacked
-        groups = [honest] if stacked else [[client] for client in honest]
-        models: dict[str, Model] = {}
-        for group in filter(None, groups):
-            tell(len(models), len(honest))
-            models |= self._group(number, group, start)
-        tell(len(honest), len(honest))
+        tell(0, len(honest))
+        models = self.honest(number, honest, start, tell)
         for client in clients:
             if client.behaviour == "zero":
                 models[client.name] = start
             elif client.behaviour == "stale":
                 models[client.name] = stale
             elif client.behaviour == "noise":
-                noise = np.random.default_rng(self.federation.seed("noise", number, client.name))
-                made_up = noise.normal(0.0, NOISE * float(np.std(start)), start.size)
-                models[client.name] = (start + made_up).astype(np.float32)
+                generator = np.random.default_rng(self.federation.seed("noise", number, client.name))
+                noise = generator.normal(0.0, NOISE * float(np.std(start)), start.size)
+                models[client.name] = (start + noise).astype(np.float32)
         return models
 
-    def _group(self, number: int, group: Sequence[ClientData], start: Model) -> dict[str, Model]:
-        federation = self.federation
-        names = [client.name for client in group]
-        seeds = [federation.seed("train", number, name) for name in names]
-        data = [federation.training_data(client, number) for client in group]
-        trained = train_many(federation.network, start, data, federation.training, seeds)
-        if trained.note and trained.note not in self.notes:
-            self.notes.append(trained.note)
-        if self.solo:
-            starts = [self.solo[name] for name in names]
-            alone = train_many(federation.network, starts, data, federation.training, seeds)
-            self.solo |= dict(zip(names, alone.vectors, strict=True))
-        return dict(zip(names, trained.vectors, strict=True))
+    def honest(
+        self, number: int, clients: Sequence[ClientData], start: Model, tell: Tell
+    ) -> dict[str, Model]:
+        """Train these members, and their solo models."""
+        federation, models = self.federation, dict[str, Model]()
+        for done, client in enumerate(clients, start=1):
+            seed = federation.seed("train", number, client.name)
+            how = *federation.training_data(client, number), federation.training, seed
+            models[client.name] = trained(federation.network, start, *how)
+            if self.solo:
+                self.solo[client.name] = trained(federation.network, self.solo[client.name], *how)
+            tell(done, len(clients))
+        return models

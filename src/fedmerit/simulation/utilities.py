@@ -2,7 +2,7 @@
 
 Higher is always better. With p = softmax(outputs), y the right class, m samples of which m_y have class y,
 and C classes; one output per sample is the logit of class 1 of two. If model.outputs says that outputs are
-probabilities, they are p themselves. Errors are e = |output - y|; s is scoring.scale.
+probabilities, they are p themselves. Errors are e = |output - y|; s is in the name, as 20 in rmse-skill:20.
 
 ======================  ======================================  ========
 expected-accuracy       p_y                                     in [0, 1]
@@ -21,19 +21,17 @@ All but the two of accuracy and the last line have a gradient. Sharpened accurac
 that has one. Of rmse-skill, RMSE = s sqrt(1 - v), with errors cut at s.
 
 A user's function receives the model in evaluation mode, all samples of the slice as the model gets them
-(`fedmerit.simulation.models.prepare`) and their targets, both on the model's device. It returns m numbers, or
-one number if ``scoring.whole`` lists it. Metrics of all samples give one pseudo-value per block of samples,
-see `fedmerit.scoring.metrics`; their mean is the metric.
+(`prepare`) and their targets. It returns m numbers, or one number for ``whole:module:function``. Metrics of
+all samples give one pseudo-value per block, see `fedmerit.scoring.sampling`; their mean is the metric.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -46,12 +44,21 @@ from torch.nn import functional as F
 
 from fedmerit.config import load_object
 from fedmerit.errors import ConfigError, DataError, ReportError
-from fedmerit.limits import SCALED, WHOLE
 from fedmerit.notes import meant
 from fedmerit.protocol.direction import metric_blocks
-from fedmerit.scoring.metrics import auc, c_index, f1, jackknife, value
-from fedmerit.simulation.losses import class_logits, fitted
-from fedmerit.simulation.models import Images, as_tensor, prepare
+from fedmerit.scoring.sampling import SCALED, auc, c_index, f1, is_whole, jackknife, scale_of, value
+from fedmerit.simulation.models import (
+    Images,
+    as_tensor,
+    check_logits,
+    check_targets,
+    class_logits,
+    device_of,
+    evaluation,
+    fitted,
+    float32,
+    prepare,
+)
 
 PerSample = Callable[[Tensor, Tensor], Tensor]
 """(logits (m, C), labels (m,)) -> one number per sample (m,); or of outputs in the shape of y, and y."""
@@ -61,20 +68,15 @@ Metric = Callable[[npt.NDArray[Any], npt.NDArray[Any]], float]
 
 @dataclass(frozen=True)
 class Utility:
-    """A utility: of outputs and y (``of_logits`` or ``metric``), or a user's ``function`` of model, x and y.
-
-    ``unit``: whether its mean lies in [0, 1]. ``balanced``: whether values are divided by C times the share
-    of the sample's class. ``of``: what y must be. ``whole``: whether it is a metric of all samples at once.
-    ``probabilities``: whether it takes outputs for probabilities of the classes, not for logits.
-    """
+    """A utility: ``of_logits`` and y, a ``metric``, or a user's ``function`` of model, x and y."""
 
     name: str
     definition: str
-    unit: bool = True
-    balanced: bool = False
-    of: Literal["classes", "numbers", "any"] = "classes"
-    whole: bool = False
-    probabilities: bool = False
+    unit: bool = True  # its mean lies in [0, 1]
+    balanced: bool = False  # values are divided by C times the share of the sample's class
+    of: Literal["classes", "numbers", "any"] = "classes"  # what y must be
+    whole: bool = False  # a metric of all samples at once
+    probabilities: bool = False  # it takes outputs for probabilities of the classes, not for logits
     metric: Metric | None = field(default=None, compare=False)
     of_logits: PerSample | None = field(default=None, compare=False)
     function: Callable[..., Any] | None = field(default=None, compare=False)
@@ -85,10 +87,15 @@ class Utility:
         return self.function is not None or self.whole
 
     def ready(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return outputs in the form that it takes; shapes are checked only where y is no class."""
+        """Return outputs in the form that it takes; shapes are checked only where y is real numbers."""
         if self.of == "classes":
             return class_logits(outputs, probabilities=self.probabilities)
-        return fitted(outputs, y)
+        return fitted(outputs, y) if self.of == "numbers" else outputs
+
+    def values(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the value of every sample; of a metric of all samples, the outputs as it takes them."""
+        outputs = self.ready(outputs, y)
+        return outputs if self.of_logits is None else self.of_logits(outputs, y)
 
     def definition_hash(self) -> str:
         """Return the SHA-256 of the definition, which for a user's function is its source."""
@@ -116,6 +123,8 @@ def _log_probability(logits: Tensor, y: Tensor) -> Tensor:
     return -F.cross_entropy(logits, y, reduction="none")
 
 
+DIVERGED = "the model's answers are not finite: it diverged, or the images did"
+
 UTILITIES: dict[str, Utility] = {
     utility.name: utility
     for utility in (
@@ -129,28 +138,22 @@ UTILITIES: dict[str, Utility] = {
 }
 
 
-def _squared(scale: float, outputs: Tensor, y: Tensor) -> Tensor:
-    return 1 - _per_sample(((outputs - y) / scale).square().clamp(max=1))
-
-
-def _absolute(scale: float, outputs: Tensor, y: Tensor) -> Tensor:
-    return 1 - _per_sample(((outputs - y) / scale).abs().clamp(max=1))
-
-
-def _per_sample(values: Tensor) -> Tensor:
-    """Return the mean over all axes but the first."""
-    return values.flatten(1).mean(1) if values.ndim > 1 else values
+def _skill(power: int, scale: float, outputs: Tensor, y: Tensor) -> Tensor:
+    errors = (outputs - y) / scale
+    losses = (errors.square() if power == 2 else errors.abs()).clamp(max=1)
+    return 1 - (losses.flatten(1).mean(1) if losses.ndim > 1 else losses)  # of an array: of its mean error
 
 
 def _scaled(name: str, scale: float) -> Utility:
-    """Return a utility of errors, which this scale maps into [0, 1]."""
-    if not scale > 0:
+    if not 0 < scale < math.inf:
         raise ConfigError.at(
-            "scoring.scale", f"{name!r} needs it: expected the error, in the unit of y, that counts as 0"
+            "scoring.utilities",
+            f"{name!r}: expected {name.partition(':')[0]}:20, where 20 is the error, in the unit of y, that "
+            "counts as 0",
         )
-    power, of = (2, _squared) if name == "rmse-skill" else (1, _absolute)
+    power = 2 if name.startswith("rmse") else 1
     definition = f"1 - min(|output - y| / {scale!r}, 1)^{power}"
-    return Utility(name, definition, of="numbers", of_logits=partial(of, scale))
+    return Utility(name, definition, of="numbers", of_logits=partial(_skill, power, scale))
 
 
 METRICS: dict[str, Utility] = {
@@ -158,62 +161,48 @@ METRICS: dict[str, Utility] = {
     "f1": Utility("f1", "F1 of class 1 of two, or macro", whole=True, metric=f1),
     "c-index": Utility("c-index", "Harrell's C of risks", of="any", whole=True, metric=c_index),
 }
-assert tuple(METRICS) == WHOLE
 
 
-def resolve(
-    name: str | Utility, *, scale: float = 0.0, whole: Sequence[str] = (), probabilities: bool = False
-) -> Utility:
+def resolve(name: str | Utility, *, probabilities: bool = False) -> Utility:
     """Return the utility of this name, from ``UTILITIES`` or a user's ``module:function``.
 
-    Args:
-        name: of the utility, or itself.
-        scale: for rmse-skill and mae-skill.
-        whole: the users' utilities that are metrics of the whole test set.
-        probabilities: whether the model returns probabilities of the classes, not logits.
+    ``probabilities``: whether the model returns probabilities of the classes, not logits.
 
     >>> resolve("brier").unit, resolve("neg-loss").unit
     (True, False)
     """
     if isinstance(name, Utility):
         return name
-    if name in SCALED:
+    if (scale := scale_of(name)) is not None:
         return _scaled(name, scale)
     if name in UTILITIES or name in METRICS:
-        found = UTILITIES.get(name) or METRICS[name]
-        if probabilities and found.of == "classes":
-            definition = f"{found.definition}; logits = log(outputs)"
-            return replace(found, definition=definition, probabilities=True)
-        return found
+        packaged = UTILITIES.get(name) or METRICS[name]
+        if probabilities and packaged.of == "classes":
+            definition = f"{packaged.definition}; logits = log(outputs)"
+            return replace(packaged, definition=definition, probabilities=True)
+        return packaged
     if ":" not in name:
-        known = (*UTILITIES, *SCALED, *METRICS)
-        asked = meant(name, known)
-        raise ConfigError.at(
-            "scoring.utilities", f"expected {', '.join(known)} or 'module:function', got {name!r}{asked}"
-        )
-    function = load_object(name, "scoring.utilities")
+        names = (*UTILITIES, *(f"{scaled}:20" for scaled in SCALED), *METRICS)
+        problem = f"expected {', '.join(names)} or 'module:function', got {name!r}{meant(name, names)}"
+        raise ConfigError.at("scoring.utilities", problem)
+    function = load_object(name.removeprefix("whole:"), "scoring.utilities")
     try:
         source = inspect.getsource(function)
     except (OSError, TypeError) as error:
-        raise ConfigError.at(
-            "scoring.utilities", f"{name!r} has no source, so nobody could check it"
-        ) from error
+        problem = f"{name!r} has no source, so nobody could check it"
+        raise ConfigError.at("scoring.utilities", problem) from error
     unit = bool(getattr(function, "unit", True))
-    return Utility(name, source, unit=unit, of="any", whole=name in whole, function=function)
+    return Utility(name, source, unit=unit, of="any", whole=is_whole(name), function=function)
 
 
-def resolve_all(
-    names: Sequence[str | Utility],
-    *,
-    scale: float = 0.0,
-    whole: Sequence[str] = (),
-    probabilities: bool = False,
-) -> tuple[Utility, ...]:
+def resolve_all(names: Sequence[str | Utility], *, probabilities: bool = False) -> tuple[Utility, ...]:
     """Return the utilities of these names, see `resolve`; raise if there is none, or one twice."""
-    found = tuple(resolve(name, scale=scale, whole=whole, probabilities=probabilities) for name in names)
-    if not found or len({utility.name for utility in found}) < len(found):
-        raise ConfigError.at("scoring.utilities", f"expected different names, got {[u.name for u in found]}")
-    return found
+    utilities = tuple(resolve(name, probabilities=probabilities) for name in names)
+    unique = {utility.name for utility in utilities}
+    if not utilities or len(unique) < len(utilities):
+        got = [utility.name for utility in utilities]
+        raise ConfigError.at("scoring.utilities", f"expected different names, got {got}")
+    return utilities
 
 
 def evaluate(
@@ -221,121 +210,77 @@ def evaluate(
     x: Images,
     y: npt.NDArray[Any] | Tensor,
     utilities: Sequence[str | Utility],
-    batch_size: int | None = None,
     *,
     balanced: bool = False,
 ) -> dict[str, npt.NDArray[np.float64]]:
     """Return every utility of every sample, from one float32 forward pass and one call per user's function.
 
-    Of a metric of the whole set, return a pseudo-value per block of samples; their mean is the metric.
-
-    Args:
-        model: evaluated on its own device, in evaluation mode; its mode is restored.
-        x: samples, shape (m, ...); images have shape (m, H, W, C).
-        y: targets, shape (m, ...); labels lie in 0 ... C-1.
-        utilities: names, or results of ``resolve``.
-        batch_size: samples per forward pass; by default 1000, but 100 on a CPU, which fit in its cache.
-        balanced: whether the samples were drawn class by class; then blocks of samples are dealt so too.
-
-    Returns:
-        Per utility, float64 of shape (m,), or of shape (blocks,) for a metric of the whole set.
+    Of a metric of the whole set, return a pseudo-value per block of samples; their mean is the metric. Blocks
+    are dealt by class if samples were drawn so (``balanced``). The model's mode is restored.
     """
     wanted = resolve_all(utilities)
     device = device_of(model)
-    batch_size = batch_size or (100 if device.type == "cpu" else 1000)
     images, labels = as_tensor(x), check_for(wanted, y, len(x)).to(device)
-    found: dict[str, list[Tensor]] = {utility.name: [] for utility in wanted}
+    parts: dict[str, list[Tensor]] = {utility.name: [] for utility in wanted}
+    packaged = [utility for utility in wanted if utility.function is None]
     with evaluation(model), float32():
-        if any(utility.function is None for utility in wanted):
-            for start in range(0, len(labels), batch_size):
-                part = slice(start, start + batch_size)
-                outputs = check_outputs(wanted, model(prepare(images[part], device)), labels[part])
-                if not bool(outputs.isfinite().all()):
-                    raise ReportError("the model's answers are not finite: it diverged, or the images did")
-                for utility in wanted:
-                    if utility.function is None:
-                        fit = outputs if utility.of == "any" else utility.ready(outputs, labels[part])
-                        of = utility.of_logits
-                        found[utility.name].append(fit if of is None else of(fit, labels[part]))
+        for start in range(0, len(labels), batch_of(device)) if packaged else ():
+            part = slice(start, start + batch_of(device))
+            outputs = check_outputs(wanted, model(prepare(images[part], device)), labels[part])
+            if not bool(outputs.isfinite().all()):
+                raise ReportError(DIVERGED)
+            for utility in packaged:
+                parts[utility.name].append(utility.values(outputs, labels[part]))
+        answers, out = labels.cpu().numpy(), {}
         for utility in wanted:
             if utility.function and not utility.whole:
-                found[utility.name].append(call(utility, model, prepare(images, device), labels))
-        asked = {
-            utility.name: jackknife(
-                utility.name,
-                _asked(utility, model, prepare(images, device), labels),
-                metric_blocks(labels.cpu().numpy(), balanced=balanced),
-                unit=utility.unit,
-            )
-            for utility in wanted
-            if utility.function and utility.whole
-        }
-    out = {}
-    for utility in wanted:
-        if utility.name in asked:
-            out[utility.name] = asked[utility.name]
-            continue
-        one = torch.cat([part.detach() for part in found[utility.name]]).double().cpu()
-        if utility.metric is not None:
-            answers = labels.cpu().numpy()
-            blocks = metric_blocks(answers, balanced=balanced)
-            out[utility.name] = pseudo_values(utility, one.numpy(), answers, blocks)
-            continue
-        if utility.balanced:
-            one = one * balance(labels, class_logits(outputs).shape[1]).cpu()
-        out[utility.name] = checked(utility, one.numpy(), len(labels))
+                values = call(utility, model, prepare(images, device), labels)
+                out[utility.name] = checked(utility, values.detach().cpu().numpy(), len(labels))
+            elif utility.of_logits is not None:
+                values = torch.cat(parts[utility.name]).detach().double()
+                if utility.balanced:
+                    values = values * balance(labels, class_logits(outputs).shape[1])
+                out[utility.name] = checked(utility, values.cpu().numpy(), len(labels))
+            else:
+                samples = prepare(images, device) if utility.function else torch.cat(parts[utility.name])
+                metric = _metric(utility, model, samples, labels)
+                blocks = metric_blocks(answers, balanced=balanced)
+                out[utility.name] = jackknife(utility.name, metric, blocks, unit=utility.unit)
     return out
 
 
-def pseudo_values(
-    utility: Utility,
-    outputs: npt.NDArray[np.float64],
-    y: npt.NDArray[Any],
-    blocks: Sequence[npt.NDArray[np.int64]],
-) -> npt.NDArray[np.float64]:
-    """Return the pseudo-values of a packaged metric of the whole test set."""
-    of = utility.metric
-    assert of is not None
-    return jackknife(utility.name, lambda places: of(outputs[places], y[places]), blocks)
-
-
-def _asked(
+def _metric(
     utility: Utility, model: nn.Module, samples: Tensor, labels: Tensor
 ) -> Callable[[npt.NDArray[np.int64]], Any]:
-    """Return a user's metric as a function of the places of samples, which are as the model gets them."""
-    of = utility.function
-    assert of is not None
+    """Return a metric as a function of the places of samples.
 
-    def metric(places: npt.NDArray[np.int64]) -> Any:
-        chosen = torch.as_tensor(places, device=labels.device)
-        return of(model, samples[chosen], labels[chosen])
+    A user's takes the model and the samples as the model gets them, a packaged one the model's outputs.
+    """
+    if (of := utility.function) is not None:
 
-    return metric
+        def metric(places: npt.NDArray[np.int64]) -> Any:
+            chosen = torch.as_tensor(places, device=labels.device)
+            return of(model, samples[chosen], labels[chosen])
+
+        return metric
+    packaged = utility.metric
+    assert packaged is not None
+    outputs, answers = samples.double().cpu().numpy(), labels.cpu().numpy()
+    return lambda places: packaged(outputs[places], answers[places])
 
 
-def whole_value(
-    utility: Utility, model: nn.Module, samples: Tensor, labels: Tensor, batch_size: int
-) -> float:
+def whole_value(utility: Utility, model: nn.Module, samples: Tensor, labels: Tensor) -> float:
     """Return a metric of the whole test set; NaN if the model's answers are not finite.
 
-    Args:
-        utility: a metric of the whole set.
-        model: in evaluation mode.
-        samples: as the model gets them.
-        labels: on the same device.
-        batch_size: samples per forward pass.
+    The model is in evaluation mode, and the samples are as it gets them.
     """
-    every = np.arange(len(labels))
-    if utility.function is not None:
-        return value(utility.name, _asked(utility, model, samples, labels), every, unit=utility.unit)
-    parts = [model(part).float() for part in torch.split(samples, batch_size)]
-    outputs = torch.cat([one if utility.of == "any" else utility.ready(one, labels) for one in parts])
-    outputs = outputs.double().cpu()
-    if not bool(outputs.isfinite().all()):
-        return math.nan
-    found, y, of = outputs.numpy(), labels.cpu().numpy(), utility.metric
-    assert of is not None
-    return value(utility.name, lambda _: of(found, y), every)
+    if utility.function is None:
+        parts = [model(part).float() for part in torch.split(samples, batch_of(labels.device))]
+        samples = torch.cat([utility.ready(part, labels) for part in parts])
+        if not bool(samples.isfinite().all()):
+            return math.nan
+    metric = _metric(utility, model, samples, labels)
+    return value(utility.name, metric, np.arange(len(labels)), unit=utility.unit)
 
 
 def metric_of(model: nn.Module, x: Images, y: npt.NDArray[Any] | Tensor, utility: Utility) -> float:
@@ -343,20 +288,20 @@ def metric_of(model: nn.Module, x: Images, y: npt.NDArray[Any] | Tensor, utility
     device = device_of(model)
     with evaluation(model), float32():
         labels = check_for([utility], y, len(x)).to(device)
-        found = whole_value(utility, model, prepare(x, device), labels, 100 if device.type == "cpu" else 1000)
-    if not math.isfinite(found):
-        raise ReportError("the model's answers are not finite: it diverged, or the images did")
-    return found
+        metric = whole_value(utility, model, prepare(x, device), labels)
+    if not math.isfinite(metric):
+        raise ReportError(DIVERGED)
+    return metric
 
 
 def call(utility: Utility, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     """Return a user's utility of every sample in float64."""
     assert utility.function is not None
     try:
-        given = as_tensor(utility.function(model, images, labels)).double()
+        values = as_tensor(utility.function(model, images, labels)).double()
     except Exception as error:
         raise ReportError(f"utility {utility.name!r} failed: {type(error).__name__}: {error}") from error
-    return given if given.ndim else given[None]
+    return values if values.ndim else values[None]
 
 
 def balance(labels: Tensor, classes: int) -> Tensor:
@@ -368,21 +313,9 @@ def balance(labels: Tensor, classes: int) -> Tensor:
     return len(labels) / (classes * counts[labels].double())
 
 
-def check_targets(y: npt.NDArray[Any] | Tensor, samples: int) -> Tensor:
-    """Return targets as a tensor of shape (samples, ...); raise `DataError` if they are not, or none."""
-    targets = as_tensor(y)
-    if not targets.ndim or len(targets) != samples:
-        raise DataError(f"expected {samples} targets, one per sample, got shape {tuple(targets.shape)}")
-    if samples == 0:
-        raise DataError("cannot evaluate on 0 images")
-    return targets
-
-
 def check_for(utilities: Sequence[Utility], y: npt.NDArray[Any] | Tensor, samples: int) -> Tensor:
     """Return the targets as these utilities need them; raise `DataError` if they cannot be measured on y."""
-    if any(utility.of == "classes" for utility in utilities):
-        return check_labels(y, samples)
-    targets = check_targets(y, samples)
+    targets = check_targets(y, samples, classes=any(utility.of == "classes" for utility in utilities))
     for utility in utilities:
         if utility.of == "numbers" and not targets.is_floating_point():
             raise DataError(f"utility {utility.name!r} needs y of real numbers, got {targets.dtype}")
@@ -394,7 +327,7 @@ def check_outputs(
 ) -> Tensor:
     """Return a model's outputs as float32; raise `DataError` if these utilities cannot take them.
 
-    ``in_range``: whether labels are known to be classes of the model; otherwise this waits for the device.
+    ``in_range``: labels are known to be classes of the model; otherwise this waits for the device.
     """
     if any(utility.of == "classes" for utility in utilities):
         return check_logits(outputs, labels, in_range=in_range)
@@ -406,67 +339,36 @@ def check_outputs(
     return outputs.float()
 
 
-def check_labels(y: npt.NDArray[Any] | Tensor, samples: int) -> Tensor:
-    """Return labels as int64 of shape (samples,); raise `DataError` if they are not, or if there is none."""
-    labels = as_tensor(y)
-    if labels.shape != (samples,) or labels.is_floating_point():
-        got = f"shape {tuple(labels.shape)}, {labels.dtype}"
-        raise DataError(f"labels must be {samples} integers, one per image, got {got}")
-    if samples == 0:
-        raise DataError("cannot evaluate on 0 images")
-    return labels.long()
-
-
-def check_logits(logits: Any, labels: Tensor, *, in_range: bool = False) -> Tensor:
-    """Return the outputs as float32; raise `DataError` if their shape is not (m, C), or some label too large.
-
-    One output per sample is that of class 1 of two. ``in_range`` is that of `check_outputs`.
-    """
-    if not isinstance(logits, Tensor) or logits.ndim not in (1, 2) or len(logits) != len(labels):
-        got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise DataError(f"the model must return logits of shape ({len(labels)}, classes), got {got}")
-    if not in_range:
-        check_range(labels, class_logits(logits).shape[1])
-    return logits.float()
-
-
 DRAWS = 3
 """With how many sets of random weights `look_like_probabilities` asks a model."""
 
 
 def look_like_probabilities(model: nn.Module, samples: Tensor) -> bool:
-    """Return whether a model's outputs lie in [0, 1] and, if there are several per sample, sum to 1.
+    """Return whether a model's outputs lie in [0, 1], whether or not those of a sample sum to 1.
 
-    Few logits may do so by chance, above all before training. So the model is asked again with random
-    weights: a sigmoid or softmax at its end keeps its outputs there, and nothing else does.
+    Few logits may do so by chance; with random weights, only those behind a sigmoid or softmax do again.
     """
     asked = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(0)
     with evaluation(asked), float32():
         for draw in range(DRAWS + 1):
-            for one in asked.parameters() if draw else ():
-                one.copy_(torch.randn(one.shape, generator=generator))
+            for weights in asked.parameters() if draw else ():
+                weights.copy_(torch.randn(weights.shape, generator=generator))
             outputs = asked(samples)
             if not isinstance(outputs, Tensor) or outputs.ndim not in (1, 2) or not outputs.numel():
                 return False
-            inside = bool(((outputs >= 0) & (outputs <= 1)).all())
-            sums = outputs.flatten(1).sum(1) if outputs.ndim > 1 and outputs.shape[1] > 1 else None
-            if not inside or (sums is not None and bool((abs(sums - 1) > 1e-3).any())):
+            if not bool(((outputs >= 0) & (outputs <= 1)).all()):
                 return False
     return True
 
 
-def check_kind(model: nn.Module, x: Images, utilities: Sequence[Utility], said: str = "") -> None:
+def check_kind(model: nn.Module, x: Images, utilities: Sequence[Utility], outputs: str = "") -> None:
     """Raise `ConfigError` if outputs that utilities take for logits look like probabilities.
 
-    Args:
-        model: with its first weights.
-        x: test samples, of which a few are taken.
-        utilities: what is measured.
-        said: ``logits`` or ``probabilities`` if somebody said what outputs are; then nothing is checked.
+    Nothing is checked if settings say what ``outputs`` are, "logits" or "probabilities".
     """
-    of_classes = any(one.of == "classes" and one.function is None for one in utilities)
-    if said or not of_classes or not look_like_probabilities(model, prepare(x[:16], device_of(model))):
+    of_classes = any(utility.of == "classes" and utility.function is None for utility in utilities)
+    if outputs or not of_classes or not look_like_probabilities(model, prepare(x[:16], device_of(model))):
         return
     raise ConfigError.at(
         "model.outputs",
@@ -475,91 +377,25 @@ def check_kind(model: nn.Module, x: Images, utilities: Sequence[Utility], said: 
     )
 
 
-def check_range(labels: Tensor, classes: int) -> None:
-    """Raise `DataError` if some label lies outside 0 ... classes-1."""
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= classes:
-        raise DataError(f"labels must lie in 0 ... {classes - 1}, got {low if low < 0 else high}")
-
-
 def checked(utility: Utility, values: npt.NDArray[np.float64], samples: int) -> npt.NDArray[np.float64]:
     """Return the values; raise `ReportError` if one is missing, not finite, or outside a promised [0, 1]."""
     name = f"utility {utility.name!r}"
     if values.shape != (samples,):
-        hint = "; scoring.whole lists metrics of the whole test set" if values.size == 1 else ""
+        hint = f"; a metric of the whole test set is called whole:{utility.name}" if values.size == 1 else ""
         got = f"one per sample, got shape {values.shape}{hint}"
         raise ReportError(f"{name} must return {samples} numbers, {got}")
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
         raise ReportError(f"{name} of sample {bad[0]} is {values[bad[0]]}, expected a number")
     if utility.unit:
-        values = _rounding_off(values)
+        values = np.where((values < 0) & (values > -1e-6), 0.0, values)  # float32 rounding leaves [0, 1]
+        values = np.where((values > 1) & (values < 1 + 1e-6), 1.0, values)
         bad = np.flatnonzero((values < 0) | (values > (np.inf if utility.balanced else 1)))
         if bad.size:
             raise ReportError(f"{name} of sample {bad[0]} must lie in [0, 1], got {values[bad[0]]:g}")
     return values
 
 
-def _rounding_off(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the values with those that left [0, 1] only by float32 rounding set to 0 or 1."""
-    values = np.where((values < 0) & (values > -1e-6), 0.0, values)
-    return np.where((values > 1) & (values < 1 + 1e-6), 1.0, values)
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Return the device of the model's parameters."""
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
-
-
-@contextlib.contextmanager
-def evaluation(model: nn.Module, *, gradient: bool = False) -> Iterator[None]:
-    """Use evaluation mode inside the block, with gradients if asked; restore every submodule's mode."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.enable_grad() if gradient else torch.inference_mode():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-@contextlib.contextmanager
-def float32(*, tf32: bool = False) -> Iterator[None]:
-    """Multiply in full float32 inside the block, or in TF32 if asked; this matters only on a GPU."""
-    if not torch.cuda.is_available():
-        yield
-        return
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-
-def record(
-    work: Callable[[], object],
-    device: torch.device,
-    stream: torch.cuda.Stream | None = None,
-    pool: Any = None,
-) -> torch.cuda.CUDAGraph:
-    """Return the kernels of ``work`` as a CUDA graph; raise `RuntimeError` if it waits for the device.
-
-    Args:
-        work: what to record; it is not done.
-        device: a GPU.
-        stream: on which the graph will be replayed, if that matters.
-        pool: memory shared with graphs that are never replayed at the same time.
-    """
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):
-        stream = stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        try:
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
-                work()
-        except RuntimeError:
-            generator = torch.cuda.default_generators[torch.cuda.current_device()]
-            generator.graphsafe_set_state(generator.clone_state())  # otherwise dropout fails from now on
-            raise
-    return graph
+def batch_of(device: torch.device) -> int:
+    """Return the samples per forward pass: on a CPU as many as fit in its cache."""
+    return 100 if device.type == "cpu" else 1000

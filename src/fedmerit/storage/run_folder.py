@@ -22,11 +22,14 @@ import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -35,32 +38,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.config import Config, difference, of_folder
-from fedmerit.errors import (
-    ConfigError,
-    DataError,
-    FileFormatError,
-    LedgerError,
-    MissingExtra,
-    StoreError,
-)
+from fedmerit.errors import ConfigError, DataError, LedgerError, MissingExtra, StoreError
 from fedmerit.identity import Roster
-from fedmerit.ledger.account import Account, account_of, why_unsettled
-from fedmerit.ledger.chain import START, Ledger, Record
-from fedmerit.ledger.joined_runs import RunPart, joined, part_of
-from fedmerit.ledger.records import (
-    aborted,
-    about,
-    config_of,
-    rounds_of,
-    unreported,
-)
-from fedmerit.notes import Note, numbered, words
-from fedmerit.protocol.outcome import Round
-from fedmerit.protocol.pool import Slice, samples_in
+from fedmerit.ledger.chain import LEDGER, Ledger
+from fedmerit.notes import Note
+from fedmerit.protocol.pool import KEY_BYTES, Slice, samples_in
 from fedmerit.protocol.terms import lineage_of
-from fedmerit.scoring.files import LEDGER, Content
-from fedmerit.scoring.types import Reports
-from fedmerit.secagg.setting import LEAST_IN_SUM
 
 # ---------------------------------------------------------------------------------------------- the folder
 
@@ -84,20 +67,18 @@ class Folder:
         check_usable(self.path, resume=resume)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = held(self.path)
+            with contextlib.ExitStack() as unless_open:
+                self._lock = unless_open.enter_context(held(self.path))
+                self._open(config, resume=resume)
+                unless_open.pop_all()
         except OSError as error:
             raise _unusable(self.path, error) from error
-        try:
-            self._open(config, resume=resume)
-        except OSError as error:
-            self._lock.close()
-            raise _unusable(self.path, error) from error
-        except BaseException:
-            self._lock.close()
-            raise
 
     def _open(self, config: Config, *, resume: bool) -> None:
-        recorded = (self.path / LEDGER).exists() and _has_records(self.path / LEDGER)
+        recorded = False
+        if (self.path / LEDGER).exists():
+            with Ledger(self.path / LEDGER) as ledger:
+                recorded = len(ledger) > 0
         trained = any((self.path / "checkpoints").glob("*.safetensors"))
         if resume:
             check_settings(self.path, config)
@@ -123,20 +104,16 @@ class Folder:
         """Write a file of the run in one step."""
         write(self.path / name, data)
 
-    def checkpoint(self, name: str, number: int) -> Path:
-        """Return the path of a round's checkpoint."""
-        return checkpoint_in(self.path, name, number)
-
     def save_checkpoint(self, name: str, number: int, arrays: Arrays) -> str:
         """Write a checkpoint in one step, readable only by its owner; return its SHA-256."""
         save = safetensors().save
         data: bytes = save({key: np.ascontiguousarray(value) for key, value in arrays.items()})
-        write(self.checkpoint(name, number), data, mode=0o600)
+        write(checkpoint_in(self.path, name, number), data, mode=0o600)
         return hashlib.sha256(data).hexdigest()
 
     def load_checkpoint(self, name: str, number: int, digest: str) -> dict[str, npt.NDArray[Any]]:
         """Read a checkpoint; raise StoreError unless it has this SHA-256."""
-        return read_checkpoint(self.checkpoint(name, number), number, digest)
+        return read_checkpoint(checkpoint_in(self.path, name, number), number, digest)
 
     def drop_checkpoints(self, *, keep: int) -> None:
         """Delete the checkpoints of rounds before ``keep``."""
@@ -151,7 +128,8 @@ def check_usable(path: Path, *, resume: bool) -> None:
     if resume and not (path / "config.toml").exists():
         raise StoreError(f"{path}: nothing to resume, there is no config.toml")
     try:
-        if not resume and path.exists() and not all(_is_early(item.name) for item in path.iterdir()):
+        names = {item.name for item in path.iterdir()} if path.exists() and not resume else set()
+        if any(name not in _EARLY and not _TEMPORARY.fullmatch(name) for name in names):
             raise _not_empty(path)
     except OSError as error:
         raise _unusable(path, error) from error
@@ -163,14 +141,14 @@ def check_settings(path: Path, config: Config) -> None:
     Settings whose members the data names (see `Config.resolved`) are compared without names and numbers.
     """
     try:
-        there = of_folder(path)
+        stored = of_folder(path)
     except ConfigError as error:
         raise StoreError(f"{path}: damaged run folder: {error}") from error
-    if there.resolved and not config.resolved:
-        who = there.partition
+    if stored.resolved and not config.resolved:
+        who = stored.partition
         config = replace(config, partition=replace(config.partition, names=who.names, clients=who.clients))
-    if found := difference(there, config):
-        raise StoreError(f"{path}: holds a run with a different config: {found}")
+    if differs := difference(stored, config):
+        raise StoreError(f"{path}: holds a run with a different config: {differs}")
 
 
 def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -208,9 +186,8 @@ def read_checkpoint(path: Path, number: int, digest: str) -> dict[str, npt.NDArr
         data = path.read_bytes()
     except OSError as error:
         raise StoreError(f"{path}: the checkpoint of round {number} is gone: {error}") from error
-    found = hashlib.sha256(data).hexdigest()
-    if found != digest:
-        raise StoreError(f"{path}: damaged: expected SHA-256 {digest[:16]}..., found {found[:16]}...")
+    if (actual := hashlib.sha256(data).hexdigest()) != digest:
+        raise StoreError(f"{path}: damaged: expected SHA-256 {digest[:16]}..., got {actual[:16]}...")
     return arrays_in(path, data)
 
 
@@ -252,20 +229,22 @@ def held(path: Path) -> IO[str]:
     return handle
 
 
-def _has_records(path: Path) -> bool:
-    with Ledger(path) as ledger:
-        return len(ledger) > 0
-
-
 def leftovers(folder: Path) -> list[Path]:
     """Return the temporary files of a killed process, if no other process is writing in the folder."""
-    return [left for left in folder.glob(".*") if _TEMPORARY.fullmatch(left.name)]
+    return [path for path in folder.glob(".*") if _TEMPORARY.fullmatch(path.name)]
 
 
 def sweep(folder: Path) -> None:
     """Remove temporary files of a killed process; no other process may be writing in the folder."""
-    for left in leftovers(folder):
-        left.unlink(missing_ok=True)
+    for path in leftovers(folder):
+        path.unlink(missing_ok=True)
+
+
+def check_private(*files: Path) -> Iterator[Note]:
+    """Yield a problem for each of these files that others than its owner may use."""
+    for file in files:
+        if file.exists() and (mode := stat.S_IMODE(file.stat().st_mode)) & 0o077:
+            yield Note("problem", what=f"{file}: expected mode 600, got {mode:o}; run: chmod 600 {file}")
 
 
 def examine_disk(folder: Path, least: int) -> Iterator[Note]:
@@ -274,10 +253,6 @@ def examine_disk(folder: Path, least: int) -> Iterator[Note]:
     if free < least:
         yield Note("problem", what=f"{folder}: the disk has {free} bytes left, expected {least}")
     yield Note("free", size=free / 2**30)
-
-
-def _is_early(name: str) -> bool:
-    return name in _EARLY or _TEMPORARY.fullmatch(name) is not None
 
 
 def _unusable(path: Path, error: OSError) -> StoreError:
@@ -291,42 +266,6 @@ def _not_empty(path: Path) -> StoreError:
 # ---------------------------------------------------------------------------------- while a process writes
 
 
-@dataclass(eq=False)
-class Snapshot:
-    """The records of a ledger as they were at one moment."""
-
-    path: Path
-    all: tuple[Record, ...]
-    damaged: LedgerError | None = None  # raised after the last record
-
-    def records(self, kind: str | None = None) -> Iterator[Record]:
-        """Yield all records in order, or those of one kind."""
-        yield from (record for record in self.all if kind is None or record.kind == kind)
-        if self.damaged is not None:
-            raise self.damaged
-
-    @property
-    def head(self) -> str:
-        """The last digest, as hex."""
-        return (self.all[-1].digest if self.all else START).hex()
-
-    def __len__(self) -> int:
-        return len(self.all)
-
-
-def snapshot(path: Path) -> Snapshot:
-    """Read a ledger with one query, which sees one state of the table."""
-    found: list[Record] = []
-    damaged = None
-    with Ledger(path, read_only=True) as ledger:
-        try:
-            for record in ledger.records():
-                found.append(record)
-        except LedgerError as error:
-            damaged = error
-    return Snapshot(path, tuple(found), damaged)
-
-
 def head_of(path: Path) -> str:
     """Return the current head of a ledger; an empty string if it cannot be read."""
     try:
@@ -336,158 +275,214 @@ def head_of(path: Path) -> str:
         return ""
 
 
-# ----------------------------------------------------------------------------------------------- its files
+# ----------------------------------------------------------------------------- the secret of the test pool
 
 
-def check_config(path: Path, config: Config) -> None:
-    """Raise LedgerError unless ``config.toml`` is the config in the ledger."""
+def keep_pool_key(folder: Path, key: bytes) -> None:
+    """Store the secret from which the pool's salts are derived, with mode 600."""
+    path = folder / "keys" / "pool.key"
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    write(path, key, mode=0o600)
+
+
+def stored_pool_key(folder: Path) -> bytes:
+    """Return the secret from which the pool's salts are derived, as stored when the run started."""
+    path = folder / "keys" / "pool.key"
     try:
-        there = of_folder(path)
-    except ConfigError as error:
-        raise LedgerError(f"config.toml is damaged: {error}") from error
-    if found := difference(there, config):
-        raise LedgerError(f"{path / 'config.toml'}: not the config in the ledger: {found}")
+        key = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path}: the key of the test pool is gone, nobody can open it: {error}") from error
+    if len(key) != KEY_BYTES:
+        raise StoreError(f"{path}: damaged: expected {KEY_BYTES} bytes, got {len(key)}")
+    return key
 
 
-def check_checkpoints(path: Path, rounds: Sequence[Round]) -> Iterator[Note]:
-    """Check the checkpoints that are still there, and yield a line if the last model is not.
+# ------------------------------------------------------------------------- what a settlement is made from
+#
+# One file of arrays per kind and round in ``DIR/archive``::
+#
+#     round-0003       X, the integers that were summed, and M0 unless it is the M of the round before
+#     masks-0003       the signed lists of the round, and the secrets that were rebuilt to unmask its sum
+#     direction-0003   g, the public direction as integers
+#     words-0003       masked words that members sent again, where an equation failed
+#     messages/        if somebody was away: signed messages to which it can still answer with its statement
+#
+# Whoever has the folder, the ledger and the test pool can recompute every number of the settlement
+# (``fedmerit verify DIR --archive``).
 
-    Raises:
-        LedgerError: one is not the checkpoint that its round recorded.
-    """
-    for one in rounds:
-        for name, field in (("model", "checkpoint"), ("members", "members_checkpoint")):
-            file = checkpoint_in(path, name, one.number)
-            if field not in one.body or not file.exists():  # only the last ones are kept
-                continue
-            try:
-                found = hashlib.sha256(file.read_bytes()).hexdigest()
-            except OSError as error:
-                raise LedgerError(f"{file}: cannot be read: {error}") from error
-            if found != one.body[field]:
-                raise LedgerError(f"{file}: not the checkpoint that round {one.number} recorded")
-    if rounds and "checkpoint" in rounds[-1].body:
-        last = rounds[-1].number
-        if not checkpoint_in(path, "model", last).exists():
-            yield Note("checkpoint-gone", round=last)
+ARCHIVE = "archive"
 
 
-# ---------------------------------------------------------------------------------------- reports of a run
+class FolderArchive:
+    """A `protocol.coordinator.Archive` in a folder, made when needed; every file carries its own checksum."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def save(self, kind: str, number: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Keep arrays in one step, readable by their owner only."""
+        self._file(kind, number).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        data: bytes = safetensors().save({key: np.ascontiguousarray(value) for key, value in arrays.items()})
+        write(self._file(kind, number), hashlib.sha256(data).digest() + data, mode=0o600)
+
+    def load(self, kind: str, number: int) -> dict[str, npt.NDArray[Any]]:
+        """Return what was kept; raise StoreError if it is gone or damaged."""
+        path = self._file(kind, number)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise StoreError(f"{path}: needed for the settlement, and gone: {error}") from error
+        if hashlib.sha256(data[32:]).digest() != data[:32]:
+            raise StoreError(f"{path}: damaged")
+        return arrays_in(path, data[32:])
+
+    def has(self, kind: str, number: int) -> bool:
+        """Return whether there is such a file."""
+        return self._file(kind, number).exists()
+
+    def drop(self, kind: str, number: int) -> None:
+        """Delete a file."""
+        self._file(kind, number).unlink(missing_ok=True)
+
+    def _file(self, kind: str, number: int) -> Path:
+        return self.path / f"{kind}-{number:04d}.arrays"
+
+
+# ---------------------------------------------------------------------------------------- what a run costs
+
+COSTS = "costs.json"
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """A run's ledger at one moment, with its rounds ready to be scored."""
+class Costs:
+    """Seconds of each timed round, and the number of parameters of the model; None if unknown."""
 
-    ledger: Snapshot
+    seconds: tuple[float, ...] | None = None
+    parameters: int | None = None
+
+
+def timed(watch: Callable[[Any], None], folder: Path) -> Callable[[Any], None]:
+    """Return a watch that also adds to ``costs.json`` how long each round took."""
+    last = [time.monotonic()]
+
+    def watched(step: Any) -> None:
+        watch(step)
+        if step.stage == "round":
+            now = time.monotonic()
+            seconds = _seconds(folder) | {str(step.round): round(now - last[0], 3)}
+            write(folder / COSTS, (json.dumps({"seconds": seconds}, indent=1) + "\n").encode())
+            last[0] = now
+
+    return watched
+
+
+def read_costs(folder: Path) -> Costs:
+    """Return what the run in this folder has cost."""
+    seconds = _seconds(folder)
+    checkpoints = sorted((folder / "checkpoints").glob("model-*.safetensors"))
+    return Costs(
+        seconds=tuple(seconds[key] for key in sorted(seconds, key=int)) or None,
+        parameters=_parameters(checkpoints[-1]) if checkpoints else None,
+    )
+
+
+def _seconds(folder: Path) -> dict[str, float]:
+    path = folder / COSTS
+    if not path.is_file():
+        return {}
+    try:
+        seconds = json.loads(path.read_bytes())["seconds"]
+        return {str(int(number)): float(value) for number, value in seconds.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StoreError(f"{path}: expected seconds by round, got something else: {error!r:.80}") from error
+
+
+def _parameters(path: Path) -> int:
+    """Return how many numbers a safetensors file holds, from its header: u64 length, JSON with shapes."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return sum(math.prod(array["shape"]) for key, array in header.items() if key != "__metadata__")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError) as error:
+        raise StoreError(f"{path}: damaged: not a checkpoint: {error!r:.80}") from error
+
+
+# ------------------------------------------------------------------------------------ trained several times
+#
+# DIR/run-1, DIR/run-2, ... are whole run folders. Every run trains on the same data and is measured on the
+# same test pool; only the first model and the batch order differ (``run.repeat``). A killed process leaves
+# finished runs and at most one that is not; ``resume`` goes on from there, also with more repeats.
+
+PAGE = "comparison.html"
+"""The page beside the runs that compares them."""
+_REPEAT = re.compile(r"run-([1-9][0-9]*)")
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One training of several: its number from 1, its folder, its settings, and whether it has begun."""
+
+    number: int
+    folder: Path
     config: Config
-    rounds: tuple[Round, ...]  # of the runs before it too, if there are any, numbered on
-    content: Content
-    runs: tuple[RunPart, ...] = ()  # if there are several, in order; the last one is this run
-    accounts: tuple[Account, ...] = ()  # of the settlements of all of them; empty unless all are settled
-    unsettled: str = ""  # why there are none although members settle, in words
-
-    @property
-    def planned(self) -> int:
-        """How many rounds there are once this run is over."""
-        return sum(len(run.rounds) for run in self.runs[:-1]) + self.config.training.rounds
-
-    @property
-    def notes(self) -> tuple[Note, ...]:
-        """Remarks on the rounds that have no score."""
-        return tuple(about(self.rounds))
+    begun: bool
 
 
-def recorded(
-    folder: str | Path | Snapshot, *, utility: str | None = None, after: Sequence[str | Path | Snapshot] = ()
-) -> Recorded:
-    """Return the reports of all rounds of a run that have any.
-
-    Args:
-        folder: the run folder, whose records are read, not verified; or its ledger as it was verified.
-        utility: the utility to read; the paid one unless given.
-        after: the runs before this one, in order, whose rounds are counted too.
+def repeats_in(path: Path, config: Config, count: int, *, resume: bool) -> tuple[Repeat, ...]:
+    """Return the ``count`` runs of a folder, in order; write nothing.
 
     Raises:
-        DoesNotFollow: one of the runs does not follow the one before it.
-        StoreError: no round is scored; it says what the ledger holds and, if the run is over, what to do.
+        StoreError: the folder holds something else, runs of other settings, or more runs than asked for.
     """
-    ledger = _book(folder)
-    path, folder = ledger.path, ledger.path.parent
-    config, rounds, runs = config_of(ledger), rounds_of(ledger), tuple[RunPart, ...]()
-    if after:
-        runs = (*(part_of(_book(one)) for one in after), part_of(ledger))
-        rounds = list(joined(runs))
-    utilities = config.scoring.utilities
-    if utility is not None and utility not in utilities:
-        raise FileFormatError(f"{path}: has no utility {utility!r}; it has {', '.join(utilities)}")
-    scored = scored_in(rounds, utility or utilities[0])
-    accounts, unsettled = _accounts(ledger, rounds, config, runs)
-    if not config.reports and utility not in (None, utilities[0]):
-        raise FileFormatError(f"{path}: only {utilities[0]!r} is settled, and {utility!r} was not reported")
-    if utility not in (None, utilities[0]):
-        accounts = ()
-    if not scored and not accounts:
-        holds = _holds(ledger, rounds, config)
-        if unsettled:
-            holds = f"{holds}; {unsettled}"
-        if runs or len(rounds) < config.training.rounds:
-            raise StoreError(f"{folder}: no round is scored yet: {holds}")
-        if not config.reports:
-            raise StoreError(f"{folder}: no round was scored, because the run is not settled: {holds}")
+    runs = found_in(path)
+    if runs and not resume:
         raise StoreError(
-            f"{folder}: no round was scored, and the run is over: {holds}; "
-            f"start another in a new folder, with {_needed(rounds, config)}"
+            f"{path}: holds {runs[0][1].name} already; use --resume to go on with it, or another folder"
         )
-    clients = tuple(dict.fromkeys((*config.clients, *(name for run in runs for name in run.config.clients))))
-    return Recorded(ledger, config, tuple(rounds), Content(scored, clients), runs, accounts, unsettled)
+    if resume and not runs:
+        raise StoreError(f"{path}: nothing to resume, there is no run-1 in it")
+    if runs and runs[-1][0] > count:
+        raise StoreError(
+            f"{path}: holds {runs[-1][1].name}, and {count} runs were asked for: expected --repeat "
+            f"{runs[-1][0]} or more"
+        )
+    repeats = []
+    for number in range(1, count + 1):
+        folder = path / f"run-{number}"
+        begun = (folder / "config.toml").exists()
+        own = replace(config, run=replace(config.run, repeat=number))
+        if begun:
+            check_settings(folder, own)
+        else:
+            check_usable(folder, resume=False)
+        repeats.append(Repeat(number, folder, own, begun))
+    return tuple(repeats)
 
 
-def _book(run: str | Path | Snapshot) -> Snapshot:
-    return run if isinstance(run, Snapshot) else snapshot(Path(run) / LEDGER)
+def found_in(path: Path) -> list[tuple[int, Path]]:
+    """Return number and path of each run in a folder of repeats; raise StoreError if it is something else."""
+    if not path.exists():
+        return []
+    if not path.is_dir():
+        raise StoreError(f"{path}: expected a folder, got a file")
+    if (path / LEDGER).exists() or (path / "config.toml").exists():
+        raise StoreError(f"{path}: holds a single run; repeats need a folder of their own")
+    runs = []
+    for item in path.iterdir():
+        if (named := _REPEAT.fullmatch(item.name)) and item.is_dir():
+            runs.append((int(named[1]), item))
+        elif item.name != PAGE and not item.name.startswith(f".{PAGE}."):  # cut off while it was written
+            raise StoreError(f"{path}: expected runs (run-1, run-2, ...) and {PAGE} in it, got {item.name}")
+    return sorted(runs)
 
 
-def _accounts(
-    ledger: Snapshot, rounds: Sequence[Round], config: Config, runs: Sequence[RunPart]
-) -> tuple[tuple[Account, ...], str]:
-    """Return the accounts of these runs; none, and why, if one of them is not settled."""
-    if not config.settles:
-        return (), ""
-    if not runs:
-        one = account_of(ledger, rounds, config)
-        return ((one,), "") if one else ((), why_unsettled(ledger, rounds, config))
-    found = tuple(run.account for run in runs if run.account is not None)
-    lacking = [run.name for run in runs if run.account is None]
-    return ((), words("unsettled.run", path=lacking[0])) if lacking else (found, "")
-
-
-def scored_in(rounds: Sequence[Round], utility: str) -> list[Reports]:
-    """Return the reports that scores take, for the rounds that have any."""
-    return [found for one in rounds if (found := one.to_reports(utility)) is not None]
-
-
-def _holds(ledger: Snapshot, rounds: Sequence[Round], config: Config) -> str:
-    """Say what the ledger holds instead of scores."""
-    begun = max((record.body["round"] for record in ledger.records("schedule")), default=0)
-    said = []
-    if why := [f"(round {one.number}: {one.aborted})" for one in rounds if one.aborted]:
-        said.append(f"{numbered(aborted(rounds))} aborted {why[-1]}")
-    if without := unreported(rounds):
-        said.append(f"{numbered(without)} summed, but without any report")
-    if begun > len(rounds):
-        said.append(f"round {begun} begun and not closed")
-    closed = f"{len(rounds)} of {config.training.rounds} rounds closed"
-    return f"its ledger holds {len(ledger)} records, {'; '.join([closed, *said])}"
-
-
-def _needed(rounds: Sequence[Round], config: Config) -> str:
-    """Say what another run would need to be scored."""
-    if not aborted(rounds):
-        return "members who report"
-    lower = ""
-    if config.threshold > LEAST_IN_SUM:
-        lower = " or a lower secure_aggregation.threshold, which protects less"
-    return f"more members who stay to the end of a round{lower}"
+def runs_of(paths: Sequence[Path]) -> list[Path]:
+    """Return these paths, with the runs in it in place of each folder of repeats."""
+    runs: list[Path] = []
+    for path in paths:
+        repeats = path.is_dir() and not (path / LEDGER).exists() and (path / "run-1").is_dir()
+        runs += [folder for _, folder in found_in(path)] if repeats else [path]
+    return runs
 
 
 # ------------------------------------------------------------------------------------ beside a server's key
@@ -500,57 +495,48 @@ class OpenedSamples:
 
     ``KEY.opened`` beside the server's key (mode 600) has one line of JSON per test slice: the federation, the
     run folder, the run, and eight bytes of a hash for every sample. Members keep the same in their own state.
-
-    Args:
-        key: the file of the server's private key.
-        roster: of the federation.
     """
 
     def __init__(self, key: Path, roster: Roster) -> None:
         self.path, self.federation = key.with_name(f"{key.name}.opened"), lineage_of(roster)
 
-    def check(self, shown: Slice, run: str = "") -> None:
+    def check(self, opened: Slice, run: str = "") -> None:
         """Raise DataError if another run opened one of these samples, because members would not settle."""
-        samples = {sample.hex() for sample in samples_in(shown)}
+        samples = {sample.hex() for sample in samples_in(opened)}
         for line in self._lines():
             if run and line.get("id") == run:
                 continue
-            known = samples & {*line["samples"]}
-            if known and line["federation"] == self.federation:
+            before = samples & {*line["samples"]}
+            if before and line["federation"] == self.federation:
                 raise DataError(
-                    f"test: {len(known)} of {len(shown.y)} samples were shown to these members in "
+                    f"test: {len(before)} of {len(opened.y)} samples were shown to these members in "
                     f"{line['run']}, and members settle on no sample that they saw before, because they may "
                     'have trained on it: give samples that nobody has seen, or method="reports"'
                 )
 
-    def add(self, folder: Path, run: str, shown: Slice) -> None:
-        """Remember, once, that these samples are shown to the members of a run.
-
-        If that cannot be written down, the run goes on, and a warning says what the next one will not know.
-        """
-        samples = sorted(sample.hex() for sample in samples_in(shown))
-        line = {
-            "federation": self.federation, "run": str(folder.resolve()), "id": run, "samples": samples,
-        }  # fmt: skip
+    def add(self, folder: Path, run: str, opened: Slice) -> None:
+        """Remember, once, that these samples are shown to the members of a run; warn if that fails."""
+        samples = sorted(sample.hex() for sample in samples_in(opened))
+        where = {"run": str(folder.resolve()), "id": run}
+        line = {"federation": self.federation, **where, "samples": samples}
         try:
-            known = self._lines()
-            if all(
-                any(line[key] != one.get(key) for key in ("federation", "id", "samples")) for one in known
-            ):
-                text = "".join(json.dumps(one) + "\n" for one in [*known, line])
+            lines = self._lines()
+            if {**line, "run": None} not in [{**other, "run": None} for other in lines]:
+                text = "".join(json.dumps(entry) + "\n" for entry in [*lines, line])
                 write(self.path, text.encode(), mode=0o600)
         except StoreError as error:
             log.warning("the next run cannot tell which test samples were shown in this one: %s", error)
 
     def _lines(self) -> list[dict[str, Any]]:
         try:
-            found = [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
-            for number, line in enumerate(found, 1):
-                if not all(isinstance(line[key], str) for key in ("federation", "run")) or not all(
-                    isinstance(sample, str) for sample in line["samples"]
+            texts = self.path.read_text(encoding="utf-8").splitlines()
+            lines = [json.loads(text) for text in texts]
+            for number, line in enumerate(lines, 1):
+                if not all(
+                    isinstance(text, str) for text in (line["federation"], line["run"], *line["samples"])
                 ):
                     raise ValueError(f"line {number} names no federation, run or samples")
-            return found
+            return lines
         except FileNotFoundError:
             return []
         except (OSError, ValueError, LookupError, TypeError) as error:

@@ -8,11 +8,12 @@ an expression.
 from __future__ import annotations
 
 import textwrap
+import unicodedata
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from fedmerit.notes import labels, words
-from fedmerit.report.comparison import Comparison
+from fedmerit.notes import words
+from fedmerit.report.comparison import ComparedMember, Comparison
 from fedmerit.report.facts import Facts
 from fedmerit.report.text import spoken, worth
 from fedmerit.scoring.accumulate import number_of
@@ -24,7 +25,9 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberat
 PLAIN_ZERO = "datum.value === 0 ? '0' : datum.label"
 AT_END: dict[str, Any] = {"titleAnchor": "end", "titleAlign": "right"}
 """Where the title of an axis is that may be longer than the axis: left of it, below the names, is room."""
-
+SIGNED: dict[str, Any] = {"tickCount": 5, "format": "+~f", "labelExpr": PLAIN_ZERO}
+"""The axis of contributions and gains."""
+DOT: dict[str, Any] = {"filled": True, "color": "var(--accent)", "opacity": 1}
 
 Spec = dict[str, Any]
 """A part of a chart, or a whole one, as Vega-Lite reads it."""
@@ -49,15 +52,7 @@ def field(shorthand: str, **options: Any) -> Spec:
 
 
 def layer(rows: list[dict[str, Any]], mark: str, encoding: Spec, *, only: str = "", **look: Any) -> Spec:
-    """Return one layer of a chart.
-
-    Args:
-        rows: its data.
-        mark: what each row becomes, such as "bar".
-        encoding: channel -> what it shows.
-        only: an expression that chooses rows.
-        look: the look of the mark.
-    """
+    """Return a layer of a chart; ``mark`` is what a row becomes, ``only`` an expression that chooses rows."""
     chosen = {"transform": [{"filter": only}]} if only else {}
     return {"data": {"values": rows}, **chosen, "mark": {"type": mark, **look}, "encoding": encoding}
 
@@ -93,15 +88,7 @@ def with_room(low: float, high: float, left: int, right: int) -> Spec:
 
 
 def dressed(*layers: Spec, description: str, height: int | Spec, ticks: int = 12, **more: Any) -> Spec:
-    """Return a whole chart of layers, the first one at the bottom.
-
-    Args:
-        layers: what it shows.
-        description: what it is, for those who do not see it.
-        height: in pixels, or by row.
-        ticks: the size of labels at the axes.
-        more: further parts of the spec.
-    """
+    """Return a whole chart of layers, the first one at the bottom."""
     return {
         "layer": [*layers],
         "width": "container",
@@ -115,11 +102,8 @@ def dressed(*layers: Spec, description: str, height: int | Spec, ticks: int = 12
             "padding": {"left": 0, "right": 4, "top": 4, "bottom": 5},
             "view": {"stroke": None},
             "axis": {
-                "domainColor": "var(--line)",
-                "gridColor": "var(--line)",
-                "tickColor": "var(--line)",
-                "labelColor": "var(--soft)",
-                "titleColor": "var(--soft)",
+                **{f"{part}Color": "var(--line)" for part in ("domain", "grid", "tick")},
+                **{f"{part}Color": "var(--soft)" for part in ("label", "title")},
                 "labelFontSize": ticks,
                 "titleFontSize": 12,
                 "titleFontWeight": "normal",
@@ -133,25 +117,11 @@ def dressed(*layers: Spec, description: str, height: int | Spec, ticks: int = 12
 
 # -------------------------------------------------------------------------------------------------- charts
 
-LIGHT = {
-    "--ink": "#1a1a1a",
-    "--soft": "#595959",
-    "--line": "#d9d9d4",
-    "--accent": "#1f5c99",
-    "--below": "#b04a00",
-    "--ghost": "#b9b9b4",
-    "--mute": "#85857f",
-    "--paper": "#ffffff",
-}
-"""The values on white paper of the CSS variables that charts use."""
-
 MOST_ROWS = 60
 """The most members in a chart that compares runs; of more, it shows the first."""
 MOST_SMALL = 24
 """The most small charts of one member each."""
 ROW = {"step": 30}
-MOST_BRACKETS = 3
-"""The most groups marked in a chart; of more, it marks none."""
 MOST_BARS = 120
 """The most rounds in a bar chart; of more, it shows the last."""
 LABEL, NAME = 62, 88
@@ -162,74 +132,40 @@ def contribution(facts: Facts) -> Spec:
     """Return bars of the contributions with 95 % intervals, best first."""
     rows: list[dict[str, Any]] = []
     short, unit = _labels(facts), facts.unit
-    for one in ends(facts.standings):
-        low, high = (end * unit for end in one.interval or (one.total, one.total))
-        total, below = one.total * unit, one.total < 0
-        rows.append(
-            {
-                "member": short[one.client],
-                "total": total,
-                "low": low,
-                "high": high,
-                "text": worth(facts, one.total),
-                "below": below,
-                "end": min(low, total) if below else max(high, total),
-            }
-        )
+    for standing in ends(facts.standings):
+        low, high = (end * unit for end in standing.interval or (standing.total, standing.total))
+        total, below, text = standing.total * unit, standing.total < 0, worth(facts, standing.total)
+        end = min(low, total) if below else max(high, total)
+        row = {"member": short[standing.client], "total": total, "low": low, "high": high}
+        rows.append(row | {"below": below, "text": text, "end": end})
     low, high = min(0.0, *(row["low"] for row in rows)), max(0.0, *(row["high"] for row in rows))
-    brackets = _brackets(facts, rows)
-    room = 5 * len(brackets)
-    right = LABEL + room if high > 0 else room + 8 if brackets else 0  # free space beside the bars
-    scale = {"domain": with_room(low, high, LABEL if low < 0 else 0, right), "nice": False}
-    y = _members(rows, facts)
-    axis = {"tickCount": 5, "format": "+~f", "labelExpr": PLAIN_ZERO, "labelBound": True, **AT_END}
-    code = "chart.contribution-points" if unit != 1 else "chart.contribution-to"
-    x = field("total:Q", title=words(code, measure=spoken(facts.utility)), scale=scale, axis=axis)
+    room = with_room(low, high, LABEL if low < 0 else 0, LABEL if high > 0 else 0)  # beside the bars
+    y, title = _members(rows, facts), _contribution_title(unit, facts.utility)
+    axis = {**SIGNED, "labelBound": True, **AT_END}
+    x = field("total:Q", title=title, scale={"domain": room, "nice": False}, axis=axis)
     colour = either("datum.below", "var(--below)", "var(--accent)")
     layers = [zero(), layer(rows, "bar", {"x": x, "y": y, "color": colour}, size=13, opacity=0.72)]
     if facts.total.stderr is not None:
         layers += _whiskers(rows, y, width=1.6)
     for side, align, shift in (("!datum.below", "left", 7), ("datum.below", "right", -7)):
-        shown = {"x": field("end:Q"), "y": y, "text": field("text:N")}
+        at = {"x": field("end:Q"), "y": y, "text": field("text:N")}
         look: Spec = {"align": align, "dx": shift, "fontSize": 12, "color": "var(--ink)"}
-        layers.append(layer(rows, "text", shown, only=side, **look))
-    return dressed(*layers, *brackets, height=ROW, description=words("chart.contribution"))
+        layers.append(layer(rows, "text", at, only=side, **look))
+    return dressed(*layers, height=ROW, description=words("chart.contribution"))
 
 
 def ranks(facts: Facts) -> Spec | None:
     """Return the simultaneous 95 % intervals of all members' ranks; None without standard errors."""
     if facts.total.stderr is None:
         return None
-    short = _labels(facts)
-    rows = [
-        {
-            "member": short[one.client],
-            "rank": one.rank,
-            "low": one.rank_interval[0],
-            "high": one.rank_interval[1],
-        }
-        for one in ends(facts.standings)
-        if one.rank_interval is not None
-    ]
-    n = facts.total.n
-    axis = {"format": "d", "tickMinStep": 1, "tickCount": min(n, 10), "grid": True, **AT_END}
-    scale = {"domain": [0.7, n + 0.3], "nice": False}
-    x, y = field("low:Q", title=words("chart.rank"), scale=scale, axis=axis), _members(rows, facts)
-    return dressed(
-        _band(rows, x, y),
-        layer(
-            rows,
-            "point",
-            {"x": field("rank:Q"), "y": y},
-            shape="diamond",
-            filled=True,
-            size=75,
-            color="var(--accent)",
-            opacity=1,
-        ),
-        height=ROW,
-        description=words("chart.ranks"),
-    )
+    short, rows, dots = _labels(facts), [], []
+    for standing in ends(facts.standings):
+        if standing.rank_interval is not None:
+            member, (low, high) = short[standing.client], standing.rank_interval
+            rows.append({"member": member, "low": low, "high": high})
+            dots.append({"member": member, "rank": standing.rank})
+    y, title = _members(rows, facts), words("chart.ranks")
+    return _rank_chart(rows, dots, facts.total.n, y, title, shape="diamond", size=75)
 
 
 def course_rows(facts: Facts) -> list[dict[str, Any]]:
@@ -249,33 +185,19 @@ def course_rows(facts: Facts) -> list[dict[str, Any]]:
 def course(facts: Facts, rows: list[dict[str, Any]], who: str, *, param: str = "who") -> Spec:
     """Return one member's sum over the rounds, with the other members behind it."""
     shown = list(facts.shown)
-    x = field(
-        "round:Q",
-        title=None,
-        scale={"domain": [shown[0], max(shown[-1], shown[0] + 1)], "nice": False},
-        axis={
-            "format": "d",
-            "values": ticks_of(shown[0], shown[-1], most=4),
-            "grid": False,
-            "labelFlush": True,
-        },
-    )
-    known = [row["total"] for row in rows if row["total"] is not None]
-    y = field(
-        "total:Q",
-        title=None,
-        axis={"tickCount": 3, "format": "+~f", "labelExpr": PLAIN_ZERO},
-        scale={"domain": [min(0.0, *known), max(0.0, *known)], "nice": True},
-    )
-    at = {"x": x, "y": y}
+    scale = {"domain": [shown[0], max(shown[-1], shown[0] + 1)], "nice": False}
+    axis = {**_rounds_axis(shown[0], shown[-1], most=4), "labelFlush": True}
+    x = field("round:Q", title=None, scale=scale, axis=axis)
+    totals = [row["total"] for row in rows]
+    scale = {"domain": [min(0.0, *totals), max(0.0, *totals)], "nice": True}
+    at = {"x": x, "y": field("total:Q", title=None, axis={**SIGNED, "tickCount": 3}, scale=scale)}
     own, last = f"datum.member === {param}", f"datum.round === {shown[-1]}"
-    point = {"filled": True, "opacity": 1}
-    away = {**point, "shape": "cross", "angle": 45, "size": 70, "color": "var(--below)"}
+    away = {**DOT, "shape": "cross", "angle": 45, "size": 70, "color": "var(--below)"}
     return dressed(
         zero(horizontal=True),
         layer(rows, "line", {**at, "detail": field("member:N")}, strokeWidth=1, color="var(--ghost)"),
         layer(rows, "line", at, only=own, strokeWidth=2.4, color="var(--accent)"),
-        layer(rows, "point", at, only=f"{own} && {last}", **point, size=38, color="var(--accent)"),
+        layer(rows, "point", at, only=f"{own} && {last}", **DOT, size=38),
         layer(rows, "point", at, only=f"{own} && datum.missed", **away),
         params=[{"name": param, "value": who}],
         height=96,
@@ -288,11 +210,8 @@ def quality(facts: Facts) -> Spec:
     """Return the utility of the shared model after each round: the paid one in front, companions behind."""
     measured: dict[str, Sequence[Any]] = {facts.utility or "utility": facts.measured}
     if facts.utility in UNIT_UTILITIES:
-        measured |= {
-            name: rounds
-            for name, rounds in facts.source.companions.items()
-            if rounds and name in UNIT_UTILITIES
-        }
+        others = facts.source.companions.items()
+        measured |= {name: rounds for name, rounds in others if rounds and name in UNIT_UTILITIES}
     rows: list[dict[str, Any]] = []
     shown = list(facts.shown)
     for name, rounds in measured.items():
@@ -307,26 +226,17 @@ def quality(facts: Facts) -> Spec:
         row["paid"] = row["utility"] == paid
     labelled = _apart([row for row in rows if row["round"] == shown[-1]], rows)
     first, last = min(row["round"] for row in rows), max(shown[-1], shown[0] + 1)
-    x = field(
-        "round:Q",
-        title=words("chart.round-zero" if facts.one_slice else "chart.round"),
-        scale={"domain": with_room(first, last, 0, NAME), "nice": False},
-        axis={"format": "d", "values": ticks_of(first, shown[-1]), "grid": False, "domain": False},
-    )
-    y = field(
-        "value:Q",
-        title=words("chart.utility-points" if facts.unit != 1 else "chart.utility"),
-        scale=scale_of([row["value"] for row in rows]),
-        axis={"tickCount": 5},
-    )
+    title = words("chart.round-zero" if facts.one_slice else "chart.round")
+    scale = {"domain": with_room(first, last, 0, NAME), "nice": False}
+    axis = {**_rounds_axis(first, shown[-1]), "domain": False}
+    x = field("round:Q", title=title, scale=scale, axis=axis)
+    title = words("chart.utility-points" if facts.unit != 1 else "chart.utility")
+    scale = scale_of([row["value"] for row in rows])
+    y = field("value:Q", title=title, scale=scale, axis={"tickCount": 5})
     at = {"x": x, "y": y, "color": either("datum.paid", "var(--accent)", "var(--mute)")}
     line = {**at, "detail": field("utility:N"), "strokeWidth": either("datum.paid", 2.6, 1.4)}
-    label = {
-        "x": field("round:Q"),
-        "y": field("at:Q"),
-        "text": field("label:N"),
-        "color": either("datum.paid", "var(--accent)", "var(--soft)"),
-    }
+    label = {"x": field("round:Q"), "y": field("at:Q"), "text": field("label:N")}
+    label["color"] = either("datum.paid", "var(--accent)", "var(--soft)")
     return dressed(
         layer(rows, "line", line, point=False),
         layer(rows, "point", at, filled=True, size=34, opacity=1),
@@ -338,47 +248,19 @@ def quality(facts: Facts) -> Spec:
 
 def sums(facts: Facts) -> Spec:
     """Return each round's gain as a bar, and the sum of its contributions as a diamond."""
-    kept = [one for one in facts.rounds if one.gain is not None][-MOST_BARS:]
-    rows = [
-        {
-            "round": one.number,
-            "gain": (one.gain or 0.0) * facts.unit,
-            "explained": None if one.explained is None else one.explained * facts.unit,
-        }
-        for one in kept
-    ]
-    known = [row for row in rows if row["explained"] is not None]
-    x = field(
-        "round:O",
-        title=words("chart.round"),
-        axis={"labelAngle": 0, "labelOverlap": True, "grid": False, "ticks": False},
-    )
-    y = field(
-        "gain:Q",
-        title=words("chart.change-points" if facts.unit != 1 else "chart.change"),
-        axis={"tickCount": 5, "format": "+~f", "labelExpr": PLAIN_ZERO},
-    )
-    bars = layer(
-        rows,
-        "bar",
-        {"x": x, "y": y},
-        color="var(--ghost)",
-        stroke="var(--mute)",
-        strokeWidth=1,
-        size=min(26, max(3, 600 // max(1, len(rows)) // 2)),
-    )
-    points = layer(
-        known,
-        "point",
-        {"x": x, "y": field("explained:Q")},
-        shape="diamond",
-        filled=True,
-        size=110,
-        color="var(--accent)",
-        stroke="var(--paper)",
-        strokeWidth=1.5,
-        opacity=1,
-    )
+    scored = [one for one in facts.rounds if one.gain is not None][-MOST_BARS:]
+    rows = [{"round": one.number, "gain": (one.gain or 0.0) * facts.unit} for one in scored]
+    known = {one.number: one.explained for one in scored if one.explained is not None}
+    explained = [{"round": number, "explained": value * facts.unit} for number, value in known.items()]
+    axis = {"labelAngle": 0, "labelOverlap": True, "grid": False, "ticks": False}
+    x = field("round:O", title=words("chart.round"), axis=axis)
+    title = words("chart.change-points" if facts.unit != 1 else "chart.change")
+    y = field("gain:Q", title=title, axis=SIGNED)
+    width = min(26, max(3, 600 // max(1, len(rows)) // 2))
+    grey: Spec = {"color": "var(--ghost)", "stroke": "var(--mute)", "strokeWidth": 1}
+    bars = layer(rows, "bar", {"x": x, "y": y}, size=width, **grey)
+    edge: Spec = {"shape": "diamond", "size": 110, "stroke": "var(--paper)", "strokeWidth": 1.5}
+    points = layer(explained, "point", {"x": x, "y": field("explained:Q")}, **DOT, **edge)
     return dressed(zero(horizontal=True), bars, points, height=220, description=words("chart.sums"))
 
 
@@ -391,18 +273,10 @@ def settling(runs: Sequence[tuple[str, Facts]]) -> Spec:
         for number, ordered in zip(found.numbers, found.ordered, strict=True)
     ]
     first, last = rows[0]["round"], rows[-1]["round"]
-    x = field(
-        "round:Q",
-        title=words("chart.round"),
-        scale={"domain": [first, last], "nice": False},
-        axis={"format": "d", "values": ticks_of(first, last), "grid": False},
-    )
-    y = field(
-        "share:Q",
-        title=words("chart.settling"),
-        scale={"domain": [0, 1]},
-        axis={"tickCount": 5, "format": "%"},
-    )
+    scale, axis = {"domain": [first, last], "nice": False}, _rounds_axis(first, last)
+    x = field("round:Q", title=words("chart.round"), scale=scale, axis=axis)
+    axis = {"tickCount": 5, "format": "%"}
+    y = field("share:Q", title=words("chart.settling"), scale={"domain": [0, 1]}, axis=axis)
     at, look = {"x": x, "y": y}, Spec(color="var(--accent)", opacity=0.75)
     return dressed(
         layer(rows, "line", {**at, "detail": field("run:N")}, strokeWidth=2, **look),
@@ -415,52 +289,38 @@ def settling(runs: Sequence[tuple[str, Facts]]) -> Spec:
 # ------------------------------------------------------------------------------------------------ comparison
 
 
+def _compared(found: Comparison) -> list[tuple[str, ComparedMember]]:
+    """Return the members shown, each with its label."""
+    members = found.rows[:MOST_ROWS]
+    return list(zip(labels([member.client for member in members]).values(), members, strict=True))
+
+
 def scores_of_runs(found: Comparison) -> Spec:
     """Return every member's mean over runs as a bar, with the runs as dots and the interval as whiskers."""
-    kept = found.rows[:MOST_ROWS]
-    short = labels([one.client for one in kept])
     rows: list[dict[str, Any]] = []
     dots = []
-    for one in kept:
-        mean, *ends = (value * found.unit for value in (one.mean, *(one.interval or (one.mean, one.mean))))
-        rows.append({"member": short[one.client], "mean": mean, "low": ends[0], "high": ends[1]})
-        dots += [{"member": short[one.client], "score": value * found.unit} for value in one.scores]
-    code = "chart.contribution-points" if found.unit != 1 else "chart.contribution-to"
-    x = field(
-        "mean:Q",
-        title=words(code, measure=spoken(found.first.utility)),
-        axis={"tickCount": 5, "format": "+f", "labelExpr": PLAIN_ZERO, "labelBound": True},
-    )
+    for label, member in _compared(found):
+        interval = member.interval or (member.mean, member.mean)
+        mean, low, high = (value * found.unit for value in (member.mean, *interval))
+        rows.append({"member": label, "mean": mean, "low": low, "high": high})
+        dots += [{"member": label, "score": value * found.unit} for value in member.scores]
+    title = _contribution_title(found.unit, found.first.utility)
+    x = field("mean:Q", title=title, axis={**SIGNED, "format": "+f", "labelBound": True})
     y = _members(rows)
     layers = [zero(), layer(rows, "bar", {"x": x, "y": y}, size=17, color="var(--ghost)", opacity=0.55)]
     if found.numbers.test is not None:
         layers += _whiskers(rows, y, width=1.4)
-    point = layer(
-        dots,
-        "point",
-        {"x": field("score:Q"), "y": y},
-        filled=True,
-        size=58,
-        color="var(--accent)",
-        stroke="var(--paper)",
-        strokeWidth=1,
-        opacity=0.9,
-    )
+    look: Spec = DOT | {"size": 58, "stroke": "var(--paper)", "strokeWidth": 1, "opacity": 0.9}
+    point = layer(dots, "point", {"x": field("score:Q"), "y": y}, **look)
     return dressed(*layers, point, height=ROW, description=words("chart.scores"))
 
 
 def spreads(found: Comparison) -> Spec:
     """Return both spreads of every member, one bar above the other."""
-    kept = found.rows[:MOST_ROWS]
-    short = labels([one.client for one in kept])
-    rows = [
-        {
-            "member": short[one.client],
-            "training": one.training * found.unit,
-            "test": (one.test or 0.0) * found.unit,
-        }
-        for one in kept
-    ]
+    rows: list[dict[str, Any]] = []
+    for label, member in _compared(found):
+        training, test = member.training * found.unit, (member.test or 0.0) * found.unit
+        rows.append({"member": label, "training": training, "test": test})
     title = words("chart.spread-points" if found.unit != 1 else "chart.spread")
     sure = found.numbers.test is not None
     axis = {"tickCount": 4, "labelBound": True}
@@ -474,42 +334,46 @@ def spreads(found: Comparison) -> Spec:
 
 def ranks_of_runs(found: Comparison) -> Spec:
     """Return every member's ranks in the runs as dots, on a band from the best to the worst."""
-    kept = found.rows[:MOST_ROWS]
-    short = labels([one.client for one in kept])
-    rows = [{"member": short[one.client], "low": min(one.ranks), "high": max(one.ranks)} for one in kept]
-    dots = [{"member": short[one.client], "rank": rank} for one in kept for rank in sorted(set(one.ranks))]
-    n = len(found.rows)
-    axis = {"format": "d", "tickMinStep": 1, "tickCount": min(n, 10), "grid": True, **AT_END}
-    scale = {"domain": [0.7, n + 0.3], "nice": False}
-    x, y = field("low:Q", title=words("chart.rank"), scale=scale, axis=axis), _members(rows)
-    at = {"x": field("rank:Q"), "y": y}
-    return dressed(
-        _band(rows, x, y),
-        layer(dots, "point", at, filled=True, size=60, color="var(--accent)", opacity=1),
-        height=ROW,
-        description=words("chart.ranks-of-runs"),
-    )
+    ranks = {label: member.ranks for label, member in _compared(found)}
+    rows = [{"member": label, "low": min(own), "high": max(own)} for label, own in ranks.items()]
+    dots = [{"member": label, "rank": rank} for label, own in ranks.items() for rank in sorted(set(own))]
+    title = words("chart.ranks-of-runs")
+    return _rank_chart(rows, dots, len(found.rows), _members(rows), title, size=60)
 
 
 # -------------------------------------------------------------------------------------------------- helpers
 
 
+def _contribution_title(unit: int, utility: str | None) -> str:
+    code = "chart.contribution-points" if unit != 1 else "chart.contribution-to"
+    return words(code, measure=spoken(utility))
+
+
+def _rounds_axis(first: int, last: int, most: int = 8) -> Spec:
+    return {"format": "d", "values": ticks_of(first, last, most), "grid": False}
+
+
 def _whiskers(rows: list[dict[str, Any]], y: Spec, *, width: float) -> list[Spec]:
     """Return a line from ``low`` to ``high``, with a tick at either end."""
     span = {"x": field("low:Q"), "x2": {"field": "high"}, "y": y}
-    return [
-        layer(rows, "rule", span, strokeWidth=width, color="var(--ink)"),
-        *(
-            layer(rows, "tick", {"x": field(f"{end}:Q"), "y": y}, thickness=width, size=9, color="var(--ink)")
-            for end in ("low", "high")
-        ),
-    ]
+    found = [layer(rows, "rule", span, strokeWidth=width, color="var(--ink)")]
+    for end in ("low", "high"):
+        at = {"x": field(f"{end}:Q"), "y": y}
+        found.append(layer(rows, "tick", at, thickness=width, size=9, color="var(--ink)"))
+    return found
 
 
-def _band(rows: list[dict[str, Any]], x: Spec, y: Spec) -> Spec:
-    """Return a broad line from ``low``, which x shows, to ``high``."""
-    look: Spec = {"strokeWidth": 7, "strokeCap": "round", "color": "var(--accent)", "opacity": 0.3}
-    return layer(rows, "rule", {"x": x, "x2": {"field": "high"}, "y": y}, **look)
+def _rank_chart(
+    rows: list[dict[str, Any]], dots: list[dict[str, Any]], n: int, y: Spec, description: str, **look: Any
+) -> Spec:
+    """Return the ranks of n members as dots, on broad lines from ``low`` to ``high``."""
+    axis = {"format": "d", "tickMinStep": 1, "tickCount": min(n, 10), "grid": True, **AT_END}
+    scale = {"domain": [0.7, n + 0.3], "nice": False}
+    x = field("low:Q", title=words("chart.rank"), scale=scale, axis=axis)
+    broad: Spec = {"strokeWidth": 7, "strokeCap": "round", "color": "var(--accent)", "opacity": 0.3}
+    band = layer(rows, "rule", {"x": x, "x2": {"field": "high"}, "y": y}, **broad)
+    points = layer(dots, "point", {"x": field("rank:Q"), "y": y}, **DOT, **look)
+    return dressed(band, points, height=ROW, description=description)
 
 
 def _apart(last: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -526,29 +390,6 @@ def _apart(last: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[
     return placed
 
 
-def _brackets(facts: Facts, rows: list[dict[str, Any]]) -> list[Spec]:
-    """Return brackets at the right edge for groups of indistinguishable members, if there are few groups.
-
-    Each member of a group has a tick, because a group may skip a member in the ranking.
-    """
-    drawn = {row["member"] for row in rows}
-    called = _labels(facts)
-    several = [[called.get(name, "") for name in group] for group in facts.groups if len(group) > 1]
-    groups = [[name for name in group if name in drawn] for group in several]
-    found: list[Spec] = []
-    for place, group in enumerate(groups if len(groups) <= MOST_BRACKETS else ()):
-        if len(group) < 2:
-            continue
-        marks = [{"first": group[0], "last": group[-1], "member": name} for name in group]
-        at = {"value": {"expr": f"width - {7 * place}"}}
-        short = {"value": {"expr": f"width - {7 * place + 5}"}}
-        look: Spec = {"color": "var(--soft)", "strokeWidth": 1.4}
-        line = {"x": at, "y": field("first:N", scale=_order(rows, facts)), "y2": {"field": "last"}}
-        tick = {"x": short, "x2": at, "y": field("member:N", scale=_order(rows, facts))}
-        found += [layer(marks[:1], "rule", line, **look), layer(marks, "rule", tick, **look)]
-    return found
-
-
 def _labels(facts: Facts) -> dict[str, str]:
     return labels([one.client for one in ends(facts.standings)])
 
@@ -562,15 +403,9 @@ def _order(rows: list[dict[str, Any]], facts: Facts | None = None) -> Spec:
 
 
 def _members(rows: list[dict[str, Any]], facts: Facts | None = None) -> Spec:
-    axis = {
-        "domain": False,
-        "ticks": False,
-        "labelPadding": 8,
-        "labelLimit": 0,
-        "labelFontSize": 13,
-        "labelColor": "var(--ink)",
-    }
-    return field("member:N", title=None, scale=_order(rows, facts), axis=axis)
+    axis = {"domain": False, "ticks": False, "labelPadding": 8, "labelLimit": 0}
+    ink = {"labelFontSize": 13, "labelColor": "var(--ink)"}
+    return field("member:N", title=None, scale=_order(rows, facts), axis=axis | ink)
 
 
 # ------------------------------------------------------ which members a long table or chart shows at once
@@ -598,3 +433,43 @@ def ends(items: Sequence[Item], most: int | None = None) -> list[Item]:
         head = most - most // 2
         return list(items) if len(items) <= most else [*items[:head], *items[len(items) - most // 2 :]]
     return [one for place, one in enumerate(items) if not is_middle(place, len(items))]
+
+
+# -------------------------------------------------------------------------------------------- short names
+
+WIDTH = 18
+"""Width of a label in letters; a wide letter counts as two."""
+
+
+def labels(names: Sequence[str], width: int = WIDTH) -> dict[str, str]:
+    """Return name -> label: long names lose their middle, at a place where no two labels become equal.
+
+    >>> clinics = ["Universitätsklinikum Bonn", "Universitätsklinikum Köln", "Ulm"]
+    >>> list(labels(clinics).values())
+    ['Universit…kum Bonn', 'Universit…kum Köln', 'Ulm']
+    """
+    for tail in range((width - 1) // 2, width):  # names often differ at the end
+        found = {name: _cut(name, width - 1 - tail, tail) for name in names}
+        if len(set(found.values())) == len(names):
+            return found
+    marks = [f"… ({place})" for place in range(1, len(names) + 1)]  # they differ only in the middle
+    return {name: _head(name, width - len(mark)) + mark for name, mark in zip(names, marks, strict=True)}
+
+
+def _cut(name: str, head: int, tail: int) -> str:
+    if sum(map(_width, name)) <= head + 1 + tail:
+        return name
+    return f"{_head(name, head).rstrip()}…{_head(name[::-1], tail)[::-1].lstrip()}"
+
+
+def _head(name: str, width: int) -> str:
+    used = 0
+    for place, letter in enumerate(name):
+        used += _width(letter)
+        if used > width:
+            return name[:place]
+    return name
+
+
+def _width(letter: str) -> int:
+    return 2 if unicodedata.east_asian_width(letter) in "WF" else 1

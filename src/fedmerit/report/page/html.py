@@ -1,40 +1,45 @@
-"""The page as one HTML file that contains its styles, data, charts and scripts; and its figures as files."""
+"""The page as one HTML file that contains its styles, data, charts and scripts."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import cache, partial
+from fractions import Fraction
+from functools import cache
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from fedmerit.config import VERSION, of_folder
+from fedmerit.config import VERSION, written
 from fedmerit.errors import FedmeritError, InputError, MissingExtra, StoreError
-from fedmerit.heading import Heading, file_part
+from fedmerit.files.sheets import FOUND_OUT, SheetForm, sheet_text
 from fedmerit.ledger.decisions import departs
 from fedmerit.notes import LANGUAGES, capital, day, formatted, speaking, words
 from fedmerit.report.comparison import Comparison
 from fedmerit.report.facts import Facts
-from fedmerit.report.page import money, text
-from fedmerit.report.source import pseudonymised, read_source
+from fedmerit.report.page import charts, signatures, text
+from fedmerit.report.payment import RuleFacts, rules_of
+from fedmerit.report.source import read_source
 from fedmerit.report.text import (
     about,
+    amounts_text,
     apart_text,
     dashed,
     level,
+    money_text,
     on_page,
     rank_text,
     rounds_enough,
     samples_text,
+    settlement_sentences,
     share_text,
+    signed_by,
     span_text,
     spoken,
     sure_share_text,
@@ -42,49 +47,19 @@ from fedmerit.report.text import (
     unbroken,
     worth,
 )
-from fedmerit.scoring.amounts import decimals_of
-from fedmerit.scoring.convergence import FEWEST_ROUNDS
-from fedmerit.scoring.rewards import spelled
-from fedmerit.scoring.share_intervals import STEP, Spans
-from fedmerit.scoring.spreadsheets import FOUND_OUT, SheetForm
+from fedmerit.scoring.accumulate import FEWEST_ROUNDS
+from fedmerit.scoring.amounts import decimals_of, money_of, payouts, spelled
+from fedmerit.scoring.rewards import STEP, Spans, amounts_within
+from fedmerit.settings import Heading, file_part
 from fedmerit.storage.run_folder import write
-from fedmerit.toml_values import written
 
 if TYPE_CHECKING:
     import jinja2
-
-# -------------------------------------------------------------------------------------------------- bundle
-
-NOTICE = """\
-/* Vega, as bundled by vl-convert. Copyright (c) 2015-2023 University of Washington Interactive Data Lab
-   (BSD-3-Clause). With d3, topojson-client and internmap, Copyright 2010-2023 Mike Bostock (ISC), and
-   delaunator, Copyright 2021 Mapbox (ISC). The licences are in the file NOTICE of fedmerit. */
-"""
-PATH = Path(__file__).with_name("vega.js")
-
-
-def bundle() -> str:
-    """Return the script that defines ``vega`` (View, parse, Warn) for charts that are compiled to Vega."""
-    import vl_convert
-
-    address = (
-        f"https://cdn.jsdelivr.net/npm/vega@{vl_convert.get_vega_version()}/+esm.js"  # a name, not fetched
-    )
-    names = "View, parse, Warn"
-    script = vl_convert.javascript_bundle(f'import {{{names}}} from "{address}"; window.vega = {{{names}}};')
-    return NOTICE + script.strip() + "\n"
-
-
-if __name__ == "__main__":
-    PATH.write_text(bundle(), encoding="utf-8")
-
 
 # ------------------------------------------------------------------------------------------------- writing
 
 OURS = '<meta name="generator" content="fedmerit'
 """What every page has."""
-HIDDEN = ' data-names="hidden">'
-"""What a page without names has. No name can hold it, because names are escaped."""
 
 
 def page_path(folder: Path, heading: Heading) -> Path:
@@ -93,58 +68,36 @@ def page_path(folder: Path, heading: Heading) -> Path:
     return folder / f"{'-'.join(filter(None, parts))}.html"
 
 
-def language_of(path: str | Path) -> str:
-    """Return the language in which the settings beside reports want a page."""
-    there = (Path(path) / "config.toml").is_file()
-    return of_folder(path).report.language if there else "en"
-
-
 def page_of_run(folder: Path) -> str:
     """Write a run's page beside its scores; return where it is, or how to get one, or why there is none."""
     if not installed():
         return words("file.install", folder=folder)
     try:
-        with speaking(language_of(folder)):
-            facts = facts_of(folder)
-            path = page_path(folder, facts.source.heading)
-            write(path, render(facts).encode())
+        facts = facts_of(folder)
+        path = page_path(folder, facts.source.heading)
+        write(path, render(facts).encode())
     except StoreError as error:  # no round is scored
         return words("file.none", why=error)
-    return for_coordinator(path) if facts.source.private else words("file.open", path=path)
-
-
-def for_coordinator(path: Path) -> str:
-    """Return a message that the page is only for the coordinator, for runs with private numbers."""
-    return words("file.private", path=path)
+    return words("file.private" if facts.source.private else "file.open", path=path)
 
 
 def refreshed(folder: Path, language: str | None = None) -> str:
-    """Rewrite the pages beside a run's scores if there are any; return what was done, or an empty string.
-
-    Args:
-        folder: of the run.
-        language: of the pages; by default each stays in its own.
-    """
+    """Rewrite the pages beside a run's scores, each in its language unless given; return what was done."""
     return "\n".join(_refreshed(path, language) for path in sorted(folder.glob("page*.html")))
 
 
 def _refreshed(path: Path, language: str | None) -> str:
     folder, there = path.parent, path.read_text(encoding="utf-8", errors="replace")
-    if not _ours(there):
+    if OURS not in there:
         return words("file.not-ours", path=path)
     if not installed():
         return words("file.old", path=path, folder=folder)
     try:
-        hidden = HIDDEN in there
         spoken_there = next((one for one in LANGUAGES if f'<html lang="{one}"' in there), LANGUAGES[0])
-        write(path, page(folder, pseudonyms=hidden, language=language or spoken_there).encode())
+        write(path, page(folder, language=language or spoken_there).encode())
     except (FedmeritError, OSError) as error:
         return words("file.old-failed", path=path, why=error)
     return words("file.shows", path=path)
-
-
-def _ours(page: str) -> bool:
-    return OURS in page
 
 
 def check_target(path: Path, *, force: bool) -> None:
@@ -153,8 +106,8 @@ def check_target(path: Path, *, force: bool) -> None:
         raise StoreError(f"{path}: a page is HTML: expected a name that ends in .html")
     if not path.parent.is_dir():
         raise StoreError(f"{path}: could not be written: there is no folder {path.parent}")
-    if path.exists() and not force and not _ours(path.read_text(encoding="utf-8", errors="replace")):
-        raise StoreError(f"{path}: exists, and is no page of fedmerit: --out another file, or --force")
+    if path.exists() and not force and OURS not in path.read_text(encoding="utf-8", errors="replace"):
+        raise StoreError(f"{path}: exists, and was not written by fedmerit: choose another --out, or --force")
 
 
 def installed() -> bool:
@@ -178,7 +131,6 @@ MOST_CELLS = 4000
 def page(
     path: str | Path,
     *,
-    pseudonyms: bool = False,
     form: SheetForm = FOUND_OUT,
     language: str | None = None,
     heading: Heading | None = None,
@@ -187,27 +139,18 @@ def page(
 
     Args:
         path: see :func:`fedmerit.report.source.read_source`.
-        pseudonyms: whether to replace names.
         form: how a CSV file is written, as far as its owner says so.
-        language: "en" or "de"; by default as in the settings of the run.
-        heading: title, consortium, date and currency; what it leaves empty is as in the decision in force, or
-            in the settings. With pseudonyms, only a title and a consortium given here are shown.
+        language: "en" (the default) or "de".
+        heading: what it leaves empty is as in the decision in force, or in the settings.
     """
-    with speaking(language or language_of(path)):
-        return render(facts_of(path, pseudonyms=pseudonyms, form=form, heading=heading))
+    with speaking(language or "en"):
+        return render(facts_of(path, form=form, heading=heading))
 
 
-def facts_of(
-    path: str | Path,
-    *,
-    pseudonyms: bool = False,
-    form: SheetForm = FOUND_OUT,
-    heading: Heading | None = None,
-) -> Facts:
+def facts_of(path: str | Path, *, form: SheetForm = FOUND_OUT, heading: Heading | None = None) -> Facts:
     """Return the facts of a page; arguments as in :func:`page`."""
-    original, asked = read_source(path, form), heading or Heading()
-    source = pseudonymised(original) if pseudonyms else original
-    facts = Facts(replace(source, heading=asked.over(source.heading)), original)
+    source, asked = read_source(path, form), heading or Heading()
+    facts = Facts(replace(source, heading=asked.over(source.heading)))
     one, currency = facts.decision, facts.source.heading.currency
     if one and one.heading.currency not in ("", currency):
         raise InputError(f"currency: decision {one.number} is in {one.heading.currency}, got {currency}")
@@ -216,117 +159,97 @@ def facts_of(
 
 def render(facts: Facts) -> str:
     """Return the page with these facts."""
-    charts = _charts()
-    rows = charts.course_rows(facts)
+    decision, currency, rules = facts.decision, facts.terms.currency, rules_of(facts)
+    budget = str(decision.paid.budget) if decision else spelled(BUDGET, currency)
+    any_spans = facts.spans is not None or any(rule.spans for rule in rules)
+    lines, foot = paid_table(facts, budget, rules[0])
+    rows, members = charts.course_rows(facts), list(facts.courses)
+    signed_columns, signers = signatures.signatures(facts)
     drawn = {
         "contribution": charts.contribution(facts),
         "ranks": charts.ranks(facts),
-        "course": charts.course(facts, rows, next(iter(facts.courses))) if facts.courses else None,
+        "course": charts.course(facts, rows, members[0]) if members else None,
         "settling": charts.settling([("", facts)]) if facts.convergence else None,
         "quality": charts.quality(facts),
         "sums": charts.sums(facts),
     }
-    filters = {
-        "signed": partial(worth, facts), "total": partial(sure_worth, facts), "level": partial(level, facts),
-        "rank": lambda one: dashed(rank_text(one)), "share": share_text,
-        "sure": lambda one: dashed(sure_share_text(one)), "samples": samples_text,
-        "toml": written,
-    }  # fmt: skip
     return _page(
         "page.html",
         drawn,
-        filters,
         scripts=("money.js", "page.js"),
         data={
-            "rules": _rules(facts),
+            "rules": _rules(facts, rules),
             "unscored": facts.unscored,
-            "words": _script_words(decimals_of(facts.terms.currency)),
-            "decimals": decimals_of(facts.terms.currency),
-            "sure": any(one.spans for one in facts.rules),
-            "why": money.reasons(facts),
-            "decided": facts.decision is not None,
-            "decidedSure": facts.spans is not None,
+            "words": _script_words(decimals_of(currency)),
+            "decimals": decimals_of(currency),
+            "sure": any_spans,
+            "why": text.reasons(facts),
+            "decided": decision is not None,
             "fold": [charts.HEAD, charts.TAIL, charts.MOST],
         },
         facts=facts,
-        departs=departs(facts.decision.departures) if facts.decision else None,
+        departs=departs(decision.departures) if decision else None,
+        rules=rules,
         text=text,
+        signed=signatures,
+        signed_columns=signed_columns,
+        signers=signers,
+        signed_by=signed_by(facts),
+        downloads=downloads(facts),
         enough=rounds_enough(facts),
+        settlement=settlement_sentences(facts) if facts.settled else [],
+        not_meant=[words(code) for code in text.NOT_MEANT],
         fewest=FEWEST_ROUNDS,
-        money=money,
         worth=worth,
-        budget=formatted(Decimal(_budget(facts)), "f"),
-        paid=money.decided(facts) if facts.decision else money.proposed(facts, _budget(facts)),
-        sure_rules=any(one.spans for one in facts.rules),
-        is_middle=charts.is_middle,
-        shown_rows=charts.HEAD + charts.TAIL,
-        about=about(facts.terms) if facts.decision else _rules(facts)[facts.rules[0].name]["about"],
+        budget=formatted(Decimal(budget), "f"),
+        paid=lines,
+        paid_foot=foot,
+        any_spans=any_spans,
+        about=about(facts.terms),
         checks=[line for line in facts.source.checks if line.code != "head"],  # shown separately
-        small=charts.ends(list(facts.courses), charts.MOST_SMALL),
+        small=charts.ends(members, charts.MOST_SMALL),
         most_notes=MOST_NOTES,
         most_columns=MOST_COLUMNS,
-        most_bars=charts.MOST_BARS,
-        brackets=0 < sum(len(group) > 1 for group in facts.groups) <= charts.MOST_BRACKETS,
-        cells=len(facts.courses) <= charts.MOST and len(facts.courses) * len(facts.shown) <= MOST_CELLS,
+        cells=len(members) <= charts.MOST and len(members) * len(facts.shown) <= MOST_CELLS,
     )
 
 
 def render_comparison(found: Comparison) -> str:
     """Return the page that compares runs."""
-    charts, found = _charts(), replace(found, points=True)
-    settled = [
-        (label, run.facts)
-        for label, run in zip(found.labels, found.runs, strict=True)
-        if run.facts.convergence is not None
-    ]
+    found = replace(found, points=True)
+    labelled = zip(found.labels, found.runs, strict=True)
+    settled = [(label, run.facts) for label, run in labelled if run.facts.convergence is not None]
     drawn = {
         "scores": charts.scores_of_runs(found),
         "spreads": charts.spreads(found),
         "ranks": charts.ranks_of_runs(found),
         "settling": charts.settling(settled) if settled else None,
     }
-    filters = {"score": found.score_text, "mean": found.mean_text, "spread": found.spread_text}
     return _page(
         "comparison.html",
         drawn,
-        filters,
         found=found,
         settled=settled,
         fewest=FEWEST_ROUNDS,
-        most_rows=charts.MOST_ROWS,
         each=len(found.rows) * len(found.runs) <= MOST_CELLS,
     )
-
-
-def _charts() -> ModuleType:
-    """Return the charts; raise MissingExtra if what a page needs is not installed."""
-    if not installed():
-        raise MissingExtra(f"the page needs: {INSTALL}")
-    from fedmerit.report.page import charts
-
-    return charts
 
 
 def _page(
     template: str,
     drawn: Mapping[str, Any],
-    filters: Mapping[str, Any],
     *,
     scripts: Sequence[str] = (),
     data: Mapping[str, Any] | None = None,
     **shown: Any,
 ) -> str:
-    """Return a page from its template: with styles, scripts, charts and data, and nothing to load.
+    """Return a page from its template with charts, own scripts and their data; it loads nothing.
 
-    Args:
-        template: its file.
-        drawn: its charts, by the name that the template gives them; None where there is none.
-        filters: that the template uses.
-        scripts: files of its own scripts.
-        data: what these scripts read, beside the charts.
-        shown: what the template shows.
+    Raises:
+        MissingExtra: what a page needs is not installed.
     """
-    import jinja2
+    if not installed():
+        raise MissingExtra(f"the page needs: {INSTALL}")
     import vl_convert
 
     specs = {}
@@ -336,52 +259,50 @@ def _page(
             specs[name].pop("$schema", None)  # an address, but the page fetches nothing
     style = _asset("page.css")
     script = "\n".join([_asset("vega.js"), _DATA, *map(_asset, scripts), _asset("charts.js")])
-    loader = jinja2.FunctionLoader(_asset)
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        loader=loader,
-        optimized=False,  # what is compiled serves both languages
-        bytecode_cache=_compiled(),
-        finalize=_shown,
-    )
-    environment.filters |= {
-        "spoken": spoken,
-        "capital": capital,
-        "formatted": formatted,
-        "day": day,
-        **filters,
-    }
-    return environment.get_template(template).render(
-        words=words,
-        marked=_marked,
-        version=VERSION,
-        style=style,
-        script=script,
-        style_hash=_hash(style),
-        script_hash=_hash(script),
-        data=_json({"charts": specs, **(data or {})}),
-        **shown,
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            words=words,
+            marked=_marked,
+            charts=charts,
+            version=VERSION,
+            style=style,
+            script=script,
+            style_hash=_hash(style),
+            script_hash=_hash(script),
+            data=_json({"charts": specs, **(data or {})}),
+            **shown,
+        )
     )
 
 
 @cache
-def _compiled() -> jinja2.BytecodeCache:
-    """Return where compiled templates are kept while this process lives."""
-    import jinja2.bccache
+def _environment() -> jinja2.Environment:
+    """Return what reads templates, and keeps them compiled while this process lives."""
+    import jinja2
 
-    codes: dict[str, Any] = {}
+    def of(shown: str, write: Callable[[Any, Any], str]) -> Callable[..., str]:
+        """Return a filter that also takes the facts, or the comparison, that the page shows."""
+        return jinja2.pass_context(lambda context, value: write(context[shown], value))
 
-    class Compiled(jinja2.BytecodeCache):
-        def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
-            bucket.code = codes.get(bucket.key)
-
-        def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
-            codes[bucket.key] = bucket.code
-
-    return Compiled()
+    made = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=jinja2.FunctionLoader(_asset),
+        optimized=False,  # what is compiled serves both languages
+        finalize=_shown,
+    )
+    made.filters |= {
+        "signed": of("facts", worth), "total": of("facts", sure_worth), "level": of("facts", level),
+        "score": of("found", Comparison.score_text), "mean": of("found", Comparison.mean_text),
+        "spread": of("found", Comparison.spread_text), "rank": lambda one: dashed(rank_text(one)),
+        "share": share_text, "sure": lambda one: dashed(sure_share_text(one)), "samples": samples_text,
+        "spoken": spoken, "capital": capital, "formatted": formatted, "day": day, "toml": written,
+    }  # fmt: skip
+    return made
 
 
 _DATA = 'const data = JSON.parse(document.getElementById("data").textContent);'
@@ -412,10 +333,11 @@ def _script_words(decimals: int = 2) -> dict[str, str]:
         "decimals": words("pay.many-decimals", decimals=decimals), "large": words("pay.too-large"),
         "decimal": words("number.decimal"), "thousands": words("number.thousands"),
         "nothing": share_text(0.0, 2), "between": words("page.between", left="%s"),
+        "sort": words("page.sort"),
     }  # fmt: skip
 
 
-def _rules(facts: Facts) -> dict[str, Any]:
+def _rules(facts: Facts, rules: Sequence[RuleFacts]) -> dict[str, Any]:
     """Return the data for computing payouts: integers as text, names in the order that breaks ties."""
     return {
         one.name: {
@@ -431,7 +353,7 @@ def _rules(facts: Facts) -> dict[str, Any]:
             ],
             "about": about(replace(facts.terms, rule=one.name)),
         }
-        for one in facts.rules
+        for one in rules
     }
 
 
@@ -442,8 +364,104 @@ def _span(spans: Spans | None, name: str) -> list[Any]:
     return [span_text(spans[name]), *(str(round(end * STEP)) for end in spans[name])]
 
 
-def _budget(facts: Facts) -> str:
-    return str(facts.decision.paid.budget) if facts.decision else spelled(BUDGET, facts.terms.currency)
+# ------------------------------------------------------------------------------------ the table of payouts
+
+
+@dataclass(frozen=True)
+class PaidLine:
+    """One member in the table of payouts; the bar and its interval are in percent of the longest."""
+
+    client: str
+    share: str
+    amount: str
+    share_span: str
+    amount_span: str
+    bar: float
+    low: float | None = None
+    high: float | None = None
+    why: str = ""
+
+
+def paid_table(facts: Facts, budget: str, usual: RuleFacts) -> tuple[list[PaidLine], list[tuple[str, str]]]:
+    """Return the lines and the foot of the table of payouts, best paid first; empty if there are none.
+
+    They are those of the decision in force, or of a budget by the usual rule.
+    """
+    divided: Mapping[str, float]
+    if decision := facts.decision:
+        paid, divided, spans = decision.paid, decision.shares, facts.spans
+    else:
+        if usual.problem:
+            return [], []
+        parts = {name: Fraction(part, usual.one) for name, part in usual.parts.items()}
+        paid = payouts(parts, budget, facts.terms.currency or None)
+        divided, spans = usual.shares, usual.spans
+    best_first = sorted(paid.items(), key=lambda item: (-item[1], item[0]))
+    within, why = amounts_within(spans or {}, paid), text.reasons(facts)
+    most = max([*paid.values(), *(high for _, high in within.values()), money_of(1, paid.currency)])
+    lines = [
+        PaidLine(
+            client=name,
+            share=share_text(divided[name], 2),
+            amount=money_text(amount),
+            share_span=span_text((spans or {}).get(name)),
+            amount_span=dashed(amounts_text(within.get(name))),
+            bar=_percent(amount, most),
+            low=_percent(within[name][0], most) if name in within else None,
+            high=_percent(within[name][1], most) if name in within else None,
+            why=why.get(name, ""),
+        )
+        for name, amount in best_first
+    ]
+    none, nothing = share_text(0.0, 2), money_text(paid.nothing)
+    lines += [PaidLine(name, none, nothing, "-", "-", 0.0, why=why.get(name, "")) for name in facts.unscored]
+    foot = {"pay.unpaid": paid.unpaid, "pay.budget": paid.budget}
+    return lines, [(words(code), money_text(amount)) for code, amount in foot.items()]
+
+
+def _percent(amount: Decimal, most: Decimal) -> float:
+    return round(float(100 * amount / most), 2)
+
+
+# ------------------------------------------------------------------------------------------------ downloads
+
+
+def downloads(facts: Facts) -> list[tuple[str, str, str]]:
+    """Return the standings for other programs, as name, file and link: CSV and JSON within the page."""
+    decision, rows = facts.decision, []
+    for one in facts.standings:
+        share, paid = one.share, None
+        if decision is not None:
+            share, paid = (
+                decision.shares.by_client.get(one.client, 0.0),
+                str(decision.paid.by_client[one.client]),
+            )
+        rows.append({
+            "client": one.client, "contribution": one.total,
+            "low": one.interval and one.interval[0], "high": one.interval and one.interval[1],
+            "rank": one.rank, "rank_low": one.rank_interval and one.rank_interval[0],
+            "rank_high": one.rank_interval and one.rank_interval[1], "share": share, "payout": paid,
+        })  # fmt: skip
+    about: dict[str, Any] = {
+        "run": facts.source.run.id if facts.source.run else None,
+        **facts.source.heading.body(),
+    }
+    about |= {"score": facts.ranked_by, "utility": facts.utility, "decision": decision and decision.number}
+    table = sheet_text(
+        [[*rows[0]], *([("" if cell is None else cell) for cell in row.values()] for row in rows)]
+    )
+    name = file_part(facts.source.run_name) or "contributions"
+    files = (
+        ("page.download-csv", "csv", "text/csv", table),
+        ("page.download-json", "json", "application/json", json.dumps({**about, "members": rows})),
+    )
+    return [
+        (words(code), f"{name}.{kind}", f"data:{mime};charset=utf-8,{quote(content)}")
+        for code, kind, mime, content in files
+    ]
+
+
+# ----------------------------------------------------------------------------------------------- own files
 
 
 def _asset(name: str) -> str:
@@ -459,63 +477,3 @@ def _json(content: Any) -> str:
 def _hash(text: str) -> str:
     """Return the hash by which a content security policy names an inline element."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-# ------------------------------------------------------------------------------------------------- figures
-# The page's charts as PNG, SVG or PDF files, in colours for white paper.
-
-Kind = Literal["png", "pdf", "svg"]
-WIDTH = 640
-"""Width of a figure in pixels; a PNG has three times as many."""
-
-
-def figures(facts: Facts, kind: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the names and contents of all figures.
-
-    Args:
-        facts: the facts of the page.
-        kind: "png", "pdf" or "svg".
-    """
-    if kind not in get_args(Kind):
-        raise InputError(f"figures must be one of {', '.join(get_args(Kind))}, got {kind!r}")
-    try:
-        import vl_convert
-    except ModuleNotFoundError as error:
-        raise MissingExtra(f"figures need: {INSTALL}") from error
-    for name, spec in _specs(facts):
-        spec["width"], spec["background"] = WIDTH, "white"
-        if kind == "png":
-            made = vl_convert.vegalite_to_png(spec, vl_version="6.4", scale=3)
-        elif kind == "pdf":
-            made = vl_convert.vegalite_to_pdf(spec, vl_version="6.4")
-        else:
-            made = vl_convert.vegalite_to_svg(spec, vl_version="6.4").encode()
-        yield f"{name}.{kind}", made
-
-
-def _specs(facts: Facts) -> Iterator[tuple[str, dict[str, Any]]]:
-    from fedmerit.report.page import charts
-
-    rows = charts.course_rows(facts)
-    drawn = {
-        "contribution": charts.contribution(facts),
-        "ranks": charts.ranks(facts),
-        "settling": charts.settling([("", facts)]) if facts.convergence else None,
-        "quality": charts.quality(facts),
-        "sums": charts.sums(facts),
-    }
-    for name, chart in drawn.items():
-        if chart is not None:
-            yield name, _on_paper(chart)
-    for place, client in enumerate(charts.ends(list(facts.courses), charts.MOST_SMALL), start=1):
-        spec = _on_paper(charts.course(facts, rows, client))
-        yield f"course-{place:02d}", {**spec, "title": client}
-
-
-def _on_paper(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the same chart with colours in place of CSS variables."""
-    from fedmerit.report.page.charts import LIGHT
-
-    plain = re.sub(r'"var\((--[a-z]+)\)"', lambda found: json.dumps(LIGHT[found[1]]), json.dumps(spec))
-    made: dict[str, Any] = json.loads(plain)
-    return made

@@ -41,7 +41,7 @@ function row(name, cells) {
 }
 
 function cells(drawn, amount, within, share, why) {
-  const span = data.sure || data.decidedSure ? [["wide", within]] : [];
+  const span = data.sure ? [["wide", within]] : [];
   return [["bar", drawn], ["amount", amount], ...span, ["share", share], ["text why", why]];
 }
 
@@ -121,6 +121,28 @@ function fold(body) {
   button.setAttribute("aria-expanded", "false");
   button.textContent = data.words.between.replace("%s", rows.length - head - tail);
   rows[head].before(made);
+}
+
+// A click, or Enter, on a heading sorts its table by that column, and another one turns the order over.
+function sort(head) {
+  const table = head.closest("table"), body = table.tBodies[0], at = head.cellIndex;
+  const down = head.getAttribute("aria-sort") !== "descending" && (at > 0 || head.ariaSort === "ascending");
+  const value = (row) => (row.cells[at].dataset.value === undefined ? row.cells[at].textContent : Number(row.cells[at].dataset.value));
+  const rows = [...body.rows].filter((row) => !row.classList.contains("fold"));
+  const order = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)));
+  rows.sort((a, b) => (down ? order(value(b), value(a)) : order(value(a), value(b))));
+  rows.forEach((row) => row.classList.remove("middle"));
+  body.replaceChildren(...rows);
+  fold(body);
+  for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+  head.setAttribute("aria-sort", down ? "descending" : "ascending");
+}
+
+for (const head of document.querySelectorAll(".sortable thead th")) {
+  head.tabIndex = 0;
+  head.title = data.words.sort;
+  head.addEventListener("click", () => sort(head));
+  head.addEventListener("keydown", (event) => event.key === "Enter" && sort(head));
 }
 
 document.documentElement.classList.add("scripted");

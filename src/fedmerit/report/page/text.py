@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from itertools import pairwise
-from typing import Any
 
-from fedmerit.config import recorded
-from fedmerit.ledger.account import Line
-from fedmerit.ledger.records import in_words
-from fedmerit.notes import called, capital, code_of, formatted, quoted, sentence, words
-from fedmerit.protocol.terms import REHEARSALS
-from fedmerit.report.facts import Facts
-from fedmerit.report.findings import RoundFacts, Standing
-from fedmerit.report.page import charts, money
+from fedmerit.identity import SERVER
+from fedmerit.ledger.account import SettledRound
+from fedmerit.ledger.decisions import Decision
+from fedmerit.ledger.rounds import in_words
+from fedmerit.notes import called, capital, code_of, digits_for, formatted, quoted, sentence, signed, words
+from fedmerit.report.facts import Facts, RoundFacts, Standing
+from fedmerit.report.page import charts
 from fedmerit.report.text import (
     about,
     apart_text,
@@ -26,18 +25,19 @@ from fedmerit.report.text import (
     money_text,
     noun,
     on_page,
-    settlement_sentences,
     signed_by,
     spoken,
     sure_worth,
     unit_values,
     worth,
 )
-from fedmerit.scoring.accumulate import join_up, number_of
+from fedmerit.scoring.accumulate import join_up, number_of, totals_of
 from fedmerit.scoring.doubts import balance
-from fedmerit.scoring.metrics import is_whole
+from fedmerit.scoring.ground_truth import agreement
 from fedmerit.scoring.rewards import null_share
+from fedmerit.scoring.sampling import is_whole
 from fedmerit.scoring.scores import NORMALISED
+from fedmerit.scoring.uncertainty import rank_intervals
 
 # --------------------------------------------------------------------------------- 1: who contributed what
 
@@ -48,17 +48,24 @@ _GAPS = ("gap", "jump")
 
 
 def title(facts: Facts) -> str:
-    """Return the title: what to do about a doubt that withholds the rest, or who contributed what."""
+    """Return the title: what to do about a doubt that withholds the rest, or who is paid, or contributed.
+
+    Proven liars come first.
+    """
     for doubt in facts.doubts:
         if doubt.withholds:
             return words("title.do-not-pay" if doubt.gross else "title.look", why=doubt.short)
-    return headline(facts) if facts.decision is None else money.headline(facts, facts.decision)
+    said = headline(facts) if facts.decision is None else _who_is_paid(facts, facts.decision)
+    if not facts.liars:
+        return said
+    clients = tuple(words("signed.server") if name == SERVER else name for name in facts.liars)
+    proven = words("headline.proven", finding=said, clients=clients)
+    return capital(proven) if facts.liars[0] == SERVER else proven  # names stay as they are
 
 
 def document_title(facts: Facts) -> str:
     """Return the title of the document: which run it is about, then the headline."""
-    heading, run = facts.source.heading, facts.source.run_name
-    named = tuple(one for one in (heading.title, heading.consortium, run) if one)
+    named = tuple(filter(None, (facts.source.heading.title, facts.source.run_name)))
     return words("title.document", named=named, title=title(facts)) if named else title(facts)
 
 
@@ -70,88 +77,149 @@ def headline(facts: Facts) -> str:
     return words("headline.and-worse", finding=finding, worse=worse) if worse else finding
 
 
-def _leaders(facts: Facts) -> list[str]:
-    """Return the members whose rank may be first."""
-    return [one.client for one in facts.standings if one.rank_interval and one.rank_interval[0] == 1]
-
-
 def _finding(facts: Facts) -> str:
     """Return who contributed most, as far as that is sure."""
-    n, leaders = facts.total.n, _leaders(facts)
-    helpful = [one.client for one in facts.standings if one.surely > 0]
+    leaders, left_out = _leading(facts, facts.leaders)
+    n = facts.total.n - len(left_out)
+    helpful = [one.client for one in facts.standings if one.surely > 0 and one.client not in left_out]
     if not helpful:
         return words("headline.none-surely")
     if len(leaders) == 1:
         return words("headline.most", client=leaders[0])
     if not set(leaders) <= set(helpful):  # not all of these surely improved the model
         if len(leaders) == n:
-            return words("headline.alike", who=_some(n, facts))
+            return words("headline.alike", who=_some(n, facts, left_out))
         return words("headline.first-unsure", client=leaders[0], others=len(leaders) - 1)
-    if len(leaders) == n:
-        return words("headline.contributed-alike", who=_some(n, facts))
-    if len(leaders) <= 3:
+    if len(leaders) <= 3 and len(leaders) < n:
         return words("headline.most-alike", clients=tuple(leaders))
-    code = "headline.some-most-alike" if len(helpful) > len(leaders) else "headline.contributed-alike"
-    return words(code, who=_some(len(leaders), facts))
+    everybody_helpful = len(leaders) in (n, len(helpful))
+    code = "headline.contributed-alike" if everybody_helpful else "headline.some-most-alike"
+    return words(code, who=_some(len(leaders), facts, left_out))
+
+
+def _leading(facts: Facts, leaders: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:
+    """Leave proven liars out of several leaders; return the others, and who is not counted among members.
+
+    If at most one other leads, they stay: it may not be said to lead alone.
+    """
+    others = [name for name in leaders if name not in facts.liars]
+    if len(others) < 2:
+        return leaders, ()
+    return others, tuple(name for name in facts.liars if name in facts.standing)
 
 
 def _without_errors(facts: Facts) -> str:
     """Return the headline without standard errors; it names no winner if there is none."""
-    standings = facts.standings
-    leaders = tuple(one.client for one in standings if one.rank == 1)
-    if standings[0].total <= 0:
+    first = tuple(standing.client for standing in facts.standings if standing.rank == 1)
+    leaders, left_out = _leading(facts, first)
+    if facts.standings[0].total <= 0:
         return words("headline.none-improved")
     if len(leaders) == 1:
         return words("headline.most", client=leaders[0])
-    if len(leaders) == len(standings):
-        return words("headline.same", who=_some(len(leaders), facts))
-    who = _some(len(leaders), facts) if len(leaders) > 3 else words("list.clients", clients=leaders)
+    counted = _some(len(leaders), facts, left_out)
+    if len(leaders) == len(facts.standings) - len(left_out):
+        return words("headline.same", who=counted)
+    who = counted if len(leaders) > 3 else words("list.clients", clients=tuple(leaders))
     return words("headline.most-same", who=who)
 
 
-def _some(number: int, facts: Facts) -> str:
+def _some(number: int, facts: Facts, left_out: Sequence[str] = ()) -> str:
     """Return a count of the members who could be measured; members without a report are not judged."""
-    n = facts.total.n
-    if not facts.unscored:
+    n = facts.total.n - len(left_out)
+    if left_out:
+        n += len({*facts.unscored} - {*facts.liars})
         if number < n:
-            return words("headline.some", number=number, n=n)
-        return words("headline.both") if n == 2 else words("headline.all", n=n)
+            return words("headline.some-others", number=number, n=n)
+        return words("headline.both-others") if n == 2 else words("headline.all-others", n=n)
+    if not facts.unscored:
+        return _of(number, n)
     if number < n:
-        return words(
-            "headline.some-stated" if facts.settled else "headline.some-reported", number=number, n=n
-        )
+        code = "headline.some-stated" if facts.settled else "headline.some-reported"
+        return words(code, number=number, n=n)
     if n == 2:
         return words("headline.both-stated" if facts.settled else "headline.both-reported")
     return words("headline.all-stated" if facts.settled else "headline.all-reported", n=n)
 
 
+ABOUT_EQUAL = 1.25
+"""Amounts are about equal if the largest is at most this many times the smallest."""
+
+
+def _who_is_paid(facts: Facts, decision: Decision) -> str:
+    """Return in one sentence who gets what; among indistinguishable members nobody is called first."""
+    amounts = sorted(decision.paid.items(), key=lambda item: (-item[1], item[0]))
+    n, most = len(amounts) + len(facts.unscored), amounts[0][1]
+    nothing = (*(name for name, amount in amounts if not amount), *facts.unscored)
+    if not most:
+        return words("money.nobody", budget=_amount(facts, decision.paid.budget))
+    said = _division(facts, decision, [item for item in amounts if item[1]], n)
+    if not nothing:
+        return said
+    if len(nothing) > 3:
+        return words("money.and-some-nothing", said=said, number=len(nothing))
+    return words("money.and-nothing", said=said, clients=nothing)
+
+
+def _division(facts: Facts, decision: Decision, paid: Sequence[tuple[str, Decimal]], n: int) -> str:
+    """Return how those share who are paid anything, best paid first."""
+    most, least = (_amount(facts, amount) for _, amount in (paid[0], paid[-1]))
+    best = tuple(name for name, amount in paid if amount == paid[0][1])
+    if len(best) == len(paid) > 1:
+        return words("money.same", who=_of(len(paid), n), amount=most)
+    if len(paid) > 1 and paid[0][1] <= ABOUT_EQUAL * float(paid[-1][1]):
+        return words("money.about-equal", who=_of(len(paid), n), low=least, high=most)
+    total, leaders = decision.total, list[str]()
+    if total.stderr is not None:
+        ranked = dict(zip(total.clients, rank_intervals(total)[:, 0], strict=True))
+        leaders = [name for name in total.ranking() if ranked[name] == 1 and decision.paid[name]]
+    if len(leaders) > 1 and set(best) <= set(leaders):
+        ends = {"low": _amount(facts, min(decision.paid[name] for name in leaders)), "high": most}
+        who = words("list.clients", clients=tuple(leaders)) if len(leaders) <= 3 else _of(len(leaders), n)
+        return words("money.most-alike", who=who, **ends)
+    if len(best) > 1:
+        who = words("list.clients", clients=best) if len(best) <= 3 else _of(len(best), n)
+        return words("money.most-shared", who=who, amount=most)
+    return words("money.most", client=best[0], amount=most, budget=_amount(facts, decision.paid.budget))
+
+
+def _of(number: int, n: int) -> str:
+    """Return a count of all members, with or without a score."""
+    if number < n:
+        return words("headline.some", number=number, n=n)
+    return words("headline.both") if n == 2 else words("headline.all", n=n)
+
+
+def _amount(facts: Facts, amount: Decimal) -> str:
+    return money_text(amount, facts.source.heading.currency)
+
+
 def opening(facts: Facts) -> list[str]:
     """Return the few sentences below the title: about money once there is a decision."""
-    one = facts.decision
-    if one is None:
+    if facts.decision is None:
         return lede(facts)
     rule = words(f"rule-in-short.{facts.terms.rule}", score=noun(facts.terms.score))
-    said = [decision(facts)[0], rule, _change(facts), *_rounds_left_out(facts), *money.sure(facts, one)]
-    said += [money.worse(facts), *_silent(facts), signed_by(facts)]
-    return [text for text in said if text]
+    sentences = [decision(facts)[0], rule, *unscored_rounds(facts)]
+    if facts.spans is None:
+        sentences.append(words("money.unsure"))
+    elif apart := facts.decided_apart:
+        sentences.append(apart_text(apart, facts.decision.shares))
+    if not facts.withheld and (worse := made_worse(facts, 3)):
+        sentences.append(words("money.worse", worse=worse))
+    unsigned = facts.source.run is None or not facts.source.run.signed
+    return [text for text in (*sentences, *_silent(facts), signed_by(facts) if unsigned else "") if text]
 
 
 def lede(facts: Facts) -> list[str]:
     """Return the finding in a few sentences with numbers."""
-    said = [_change(facts), *_rounds_left_out(facts)]
+    sentences = [_change(facts), *unscored_rounds(facts)]
     if not facts.withheld:
-        said += _places(facts)
-    said += _silent(facts)
+        sentences += _places(facts)
+    sentences += _silent(facts)
     turned = {client: spoken(one.utility) for one in facts.companions for client in one.turned}
     if turned and not facts.withheld:
         measures = tuple(dict.fromkeys(turned.values()))
-        said.append(words("lede.disagree", clients=tuple(turned), measures=measures))
-    return said
-
-
-def _rounds_left_out(facts: Facts) -> Iterator[str]:
-    """Yield which rounds are not scored, and why; `notes` leaves that to the opening."""
-    return map(sentence, in_words(tuple(facts.source.aborted), facts.source.unreported))
+        sentences.append(words("lede.disagree", clients=tuple(turned), measures=measures))
+    return sentences
 
 
 def _silent(facts: Facts) -> Iterator[str]:
@@ -163,50 +231,45 @@ def _silent(facts: Facts) -> Iterator[str]:
 
 def _places(facts: Facts) -> Iterator[str]:
     """Yield who is first, and who is last."""
-    standings, n = facts.standings, facts.total.n
-    best, worst = standings[0], standings[-1]
-    first = [one for one in standings if one.rank == best.rank]
+    standings, best, worst = facts.standings, facts.standings[0], facts.standings[-1]
+    first = [standing for standing in standings if standing.rank == best.rank]
     if len(first) == len(standings) > 1:
-        yield words("lede.all-same", who=_some(n, facts), total=sure_worth(facts, best, unit=True))
+        total = sure_worth(facts, best, unit=True)
+        yield words("lede.all-same", who=_some(facts.total.n, facts), total=total)
         return
     yield _place(facts, first, "first")
     if worst.client in facts.suspects:
         yield words("lede.suspect", client=worst.client, total=sure_worth(facts, worst, unit=True))
     elif worst is not best:
-        yield _place(facts, [one for one in standings if one.rank == worst.rank], "last")
+        yield _place(facts, [standing for standing in standings if standing.rank == worst.rank], "last")
 
 
 def _place(facts: Facts, equals: Sequence[Standing], where: str) -> str:
-    one, total, n = equals[0], sure_worth(facts, equals[0], unit=True), facts.total.n
+    first, total = where == "first", sure_worth(facts, equals[0], unit=True)
+    client, ranks = equals[0].client, equals[0].rank_interval
     if len(equals) > 1:
-        clients = tuple(each.client for each in equals)
-        return words(
-            "lede.first-shared" if where == "first" else "lede.last-shared", clients=clients, total=total
-        )
-    if one.rank_interval is None or one.rank_interval[0] == one.rank_interval[1]:
-        return words("lede.first" if where == "first" else "lede.last", client=one.client, total=total)
-    low, high = one.rank_interval
-    code = "lede.first-may" if where == "first" else "lede.last-may"
-    return words(code, client=one.client, total=total, low=low, high=high, n=n)
+        clients = tuple(standing.client for standing in equals)
+        return words("lede.first-shared" if first else "lede.last-shared", clients=clients, total=total)
+    if ranks is None or ranks[0] == ranks[1]:
+        return words("lede.first" if first else "lede.last", client=client, total=total)
+    code = "lede.first-may" if first else "lede.last-may"
+    return words(code, client=client, total=total, low=ranks[0], high=ranks[1], n=facts.total.n)
 
 
 def _change(facts: Facts) -> str:
     """Return how the shared model changed, in numbers that are rounded consistently."""
-    total, reports = facts.total, facts.measured
-    span, measure = _span(facts), spoken(facts.utility) if defined(facts) else facts.utility
-    low, high = reports[0].empty, reports[-1].grand
+    gain, span = facts.total.gain, _span(facts)
+    measure = spoken(facts.utility) if defined(facts) else facts.utility
+    low, high = facts.measured[0].empty, facts.measured[-1].grand
     ends = {"low": level(facts, low), "high": level(facts, high)} if facts.one_slice else {}
-    if ends and abs((high - low) - total.gain) > 1e-6 * max(abs(low), abs(high), abs(total.gain)):
+    if ends and abs((high - low) - gain) > 1e-6 * max(abs(low), abs(high), abs(gain)):
         code = "lede.partly" if gaps_known(facts) else "lede.apart"
-        gain = level_change(facts, total.gain)
-        return words(code, span=span, measure=measure, low=ends["low"], high=ends["high"], gain=gain)
-    way = "rose" if total.gain > 0 else "fell" if total.gain < 0 else "same"
-    change = {} if way == "same" else {"change": level_change(facts, abs(total.gain), sign="")}
-    said = words(f"change.{way}{'-between' if ends else ''}", span=span, measure=measure, **change, **ends)
-    if (unit := unit_values(facts)) is None:
-        return said
-    name, first, last, scale = (unit[key] for key in ("name", "low", "high", "scale"))
-    return f"{said} {words('lede.in-unit', name=name, low=first, high=last, scale=scale)}"
+        moved = level_change(facts, gain)
+        return words(code, span=span, measure=measure, low=ends["low"], high=ends["high"], gain=moved)
+    way = "rose" if gain > 0 else "fell" if gain < 0 else "same"
+    change = {} if way == "same" else {"change": level_change(facts, abs(gain), sign="")}
+    text = words(f"change.{way}{'-between' if ends else ''}", span=span, measure=measure, **change, **ends)
+    return f"{text} {words('lede.in-unit', **unit)}" if (unit := unit_values(facts)) else text
 
 
 def _span(facts: Facts) -> str:
@@ -246,36 +309,33 @@ def together(facts: Facts) -> str:
         return words("sure.all-apart")
     if len(groups) == 1:
         return words("sure.one-group", clients=groups[0])
-    if len(groups) > MOST_GROUPS or facts.total.n > charts.MOST:
-        n, alike = facts.total.n, sum(map(len, facts.alike.values())) // 2
+    n = facts.total.n
+    if len(groups) > MOST_GROUPS or n > charts.MOST:
+        alike = sum(map(len, facts.alike.values())) // 2
         return words("sure.many-groups", alike=alike, pairs=n * (n - 1) // 2)
     lettered = zip(string.ascii_lowercase, facts.groups, strict=False)
-    each = tuple(words("sure.group", letter=a, clients=group) for a, group in lettered if len(group) > 1)
-    return words("sure.groups", groups=each)
+    named = tuple(words("sure.group", letter=a, clients=group) for a, group in lettered if len(group) > 1)
+    return words("sure.groups", groups=named)
 
 
 def notes(facts: Facts) -> list[str]:
-    """Return the notes on the ranking; the status of FP and EE, which rank nobody, is in the appendix.
-
-    With pseudonyms no text without a code is shown, because it may name a member.
-    """
-    known = _GAPS if gaps_known(facts) else ()  # the page opens with them
-    told = [one for one in facts.notes if code_of(one) not in (*NORMALISED, *known)]
-    return [on_page(one) for one in told if code_of(one) or not facts.source.pseudonyms]
+    """Return the notes on the ranking; the status of FP and EE, which rank nobody, is in the appendix."""
+    elsewhere = (*NORMALISED, *(_GAPS if gaps_known(facts) else ()))  # the page opens with gaps
+    return [on_page(note) for note in facts.notes if code_of(note) not in elsewhere]
 
 
 def defined(facts: Facts) -> bool:
     """Return whether the utility means what its name means here; in a file, a lower "brier" may be better."""
-    return facts.utility != "brier" or facts.source.settings is not None
+    return facts.utility != "brier" or facts.source.config is not None
 
 
 def measure(facts: Facts) -> str:
     """Return what the measure means, if that is known."""
-    known = str(facts.utility)
-    means = called("measure-means", known)
-    if means == known or not defined(facts):
+    utility = str(facts.utility)
+    means = called("measure-means", utility)
+    if means == utility or not defined(facts):
         return ""
-    return words("page.measure", measure=capital(spoken(known)), means=means)
+    return words("page.measure", measure=capital(spoken(utility)), means=means)
 
 
 # ---------------------------------------------------------------------------------- 2: how did it build up
@@ -283,32 +343,32 @@ def measure(facts: Facts) -> str:
 
 def built_up(facts: Facts) -> str:
     """Return in which rounds the gain was made."""
-    reports, gain, partly = facts.measured, facts.total.gain, facts.source.unreported
-    if gain <= 0 or len(reports) < 3:
-        told = level_change(facts, gain)
-        return words("course.changed-reported" if partly else "course.changed", gain=told)
-    sums = list(itertools.accumulate(one.gain for one in reports))
-    place = next(k for k, so_far in enumerate(sums, start=1) if so_far >= gain / 2 or k == len(sums))
+    gain, n, partly = facts.total.gain, len(facts.measured), facts.source.unreported
+    if gain <= 0 or n < 3:
+        changed = "course.changed-reported" if partly else "course.changed"
+        return words(changed, gain=level_change(facts, gain))
+    sums = list(itertools.accumulate(measured.gain for measured in facts.measured))
+    place = next(k for k, so_far in enumerate(sums, start=1) if so_far >= gain / 2 or k == n)
     code = "course.half-reported" if partly else "course.half"
-    return words(code, place=place, n=len(reports), part=sums[place - 1] / gain)
+    return words(code, place=place, n=n, part=sums[place - 1] / gain)
 
 
 def away(facts: Facts) -> list[str]:
     """Return who missed rounds, and what that cost."""
-    said = []
-    for one in facts.absences:
-        client, rounds = one.client, tuple(one.rounds)
-        if one.at_own_mean is None:
+    sentences = []
+    for absence in facts.absences:
+        client, rounds = absence.client, tuple(absence.rounds)
+        if absence.at_own_mean is None:
             code = "course.missed-all-settled" if facts.settled else "course.missed-all"
-            said.append(words(code, client=client, rounds=rounds, no_score=words("said.no-score")))
+            sentences.append(words(code, client=client, rounds=rounds, no_score=words("said.no-score")))
             continue
-        own = worth(facts, one.at_own_mean, unit=True)
         if facts.source.missing == "zero":
-            counts = "course.missed-zero-settled" if facts.settled else "course.missed-zero"
+            counted = "course.missed-zero-settled" if facts.settled else "course.missed-zero"
         else:
-            counts = "course.missed-own-mean-settled" if facts.settled else "course.missed-own-mean"
-        said.append(words(counts, client=client, rounds=rounds, own=own))
-    return said or [words("course.nobody-missed")]
+            counted = "course.missed-own-mean-settled" if facts.settled else "course.missed-own-mean"
+        own = worth(facts, absence.at_own_mean, unit=True)
+        sentences.append(words(counted, client=client, rounds=rounds, own=own))
+    return sentences or [words("course.nobody-missed")]
 
 
 def missed(rounds: dict[int, str]) -> str:
@@ -320,57 +380,78 @@ def missed(rounds: dict[int, str]) -> str:
 # ----------------------------------------------------------------------------------------- 3: what is paid
 
 
-def basis(facts: Facts) -> str:
-    """Return the score that the decision pays by, as the heading of a column."""
-    return words("pay.basis", score=noun(facts.terms.score), measure=spoken(facts.terms.utility))
-
-
 def decision(facts: Facts) -> list[str]:
     """Return what was decided in one sentence, then the terms."""
-    one, terms = facts.decision, facts.terms
-    assert one is not None
-    planned, budget = facts.source.planned or 0, money_text(one.paid.budget, facts.source.heading.currency)
-    if one.after:
-        each, runs = (
-            tuple(words("pay.run", run=run, head=head) for run, head in one.after),
-            len(one.after) + 1,
-        )
-        said = [
-            words("pay.stands-runs", number=one.number, budget=budget, rule=terms.rule, runs=runs),
-            words("pay.rest-runs", rounds=one.rounds, earlier=each),
-        ]
-        if one.rounds < planned:
-            said.append(words("pay.later"))
-    elif one.rounds < planned:
-        said = [
-            words(
-                "pay.stands-partly",
-                number=one.number, budget=budget, rule=terms.rule, rounds=one.rounds, planned=planned,
-            ),
-            words("pay.later"),
-        ]  # fmt: skip
+    decision, terms, planned = facts.decision, facts.terms, facts.source.planned or 0
+    assert decision is not None
+    budget = money_text(decision.paid.budget, facts.source.heading.currency)
+    stands = {"number": decision.number, "budget": budget, "rule": terms.rule, "rounds": decision.rounds}
+    if decision.rounds < planned:
+        sentences = [words("pay.stands-partly", **stands, planned=planned), words("pay.later")]
     else:
-        said = [words("pay.stands", number=one.number, budget=budget, rule=terms.rule, rounds=one.rounds)]
-    if one.replaces:
-        said.append(words("pay.record-replaces", record=one.record, replaces=one.replaces))
+        sentences = [words("pay.stands", **stands)]
+    if decision.replaces:
+        sentences.append(words("pay.record-replaces", record=decision.record, replaces=decision.replaces))
     else:
-        said.append(words("pay.record", record=one.record))
+        sentences.append(words("pay.record", record=decision.record))
     score = terms.score
     if score != "ALPHA":
         score = words("pay.score-means", score=score, means=words(f"score-means.{score}"))
-    counts = "pay.by-zero" if terms.missing == "zero" else "pay.by-own-mean"
-    said.append(words(counts, measure=spoken(terms.utility), score=score))
-    if facts.other_basis and not facts.other_runs:
-        said.append(words("pay.other-basis", basis=basis(facts)))
-    if one.shares.status != "ok":
-        said.append(words("pay.fallback"))
-    return [*said, about(terms)]
+    code = "pay.by-zero" if terms.missing == "zero" else "pay.by-own-mean"
+    sentences.append(words(code, measure=spoken(terms.utility), score=score))
+    if facts.other_basis:
+        basis = words("pay.basis", score=noun(terms.score), measure=spoken(terms.utility))
+        sentences.append(words("pay.other-basis", basis=basis))
+    if decision.shares.status != "ok":
+        sentences.append(words("pay.fallback"))
+    return [*sentences, about(terms)]
 
 
-def decided_apart(facts: Facts) -> str:
-    """Return that the decision pays indistinguishable members visibly apart; empty if it does not."""
-    apart, one = facts.decided_apart, facts.decision
-    return apart_text(apart, one.shares, facts.source.names) if apart is not None and one is not None else ""
+def reasons(facts: Facts) -> dict[str, str]:
+    """Return one line for each member shown: why it is paid what it is paid."""
+    decision, unscored = facts.decision, "reason.never-stated" if facts.settled else "reason.never-reported"
+    found = {one.client: _named(facts, one.client, _reason(facts, one)) for one in facts.standings}
+    found |= dict.fromkeys(facts.unscored, words(unscored))
+    if decision is None or not facts.other_basis:
+        return found
+    values, score = decision.total.as_dict(), decision.terms.score
+    digits = digits_for(max(map(abs, values.values())))
+    return found | {
+        name: words("reason.other", score=score, value=signed(value, digits))
+        for name, value in values.items()
+    }
+
+
+def _named(facts: Facts, client: str, reason: str) -> str:
+    """Return a member's reason; if the settlement named the member, also for what."""
+    named = facts.account.named.values() if facts.settled else ()
+    lies_told = dict.fromkeys(of_round[client] for of_round in named if client in of_round)
+    for how in lies_told:
+        reason = words("reason.named", reason=reason, how=words(f"lie.{how}"))
+    if lies_told and (part := facts.terms.forfeit):
+        reason = words("reason.forfeited", reason=reason, part=part)
+    return reason
+
+
+def _reason(facts: Facts, standing: Standing) -> str:
+    added, plus = (worth(facts, standing.total, unit=True, sign=sign) for sign in ("+", ""))
+    if facts.unit == 1 and facts.utility:
+        measure = spoken(facts.utility)
+        added, plus = (words("number.measured", value=value, measure=measure) for value in (added, plus))
+    if facts.decision is not None and facts.terms.rule == "equal":
+        return words("reason.equal", added=added)
+    if standing.client in facts.harmful:
+        turned, unconfirmed = facts.otherwise(standing.client)
+        if turned:
+            return words("reason.worse-turned", added=added)
+        return words("reason.worse-alone" if unconfirmed else "reason.worse", added=added)
+    if standing.total < 0:
+        return words("reason.below", added=added)
+    if standing.surely <= 0 and standing.interval is not None:
+        return words("reason.maybe", added=added)
+    if standing.coverage < 1:
+        return words("reason.partly", added=plus, part=standing.coverage)
+    return words("reason.added", added=plus)
 
 
 def noise_share(facts: Facts) -> str:
@@ -387,63 +468,58 @@ def noise_share(facts: Facts) -> str:
 
 def adds_up(facts: Facts) -> str:
     """Return sentences that compare the sum of the contributions with the gain."""
-    explained = float(facts.total.raw.sum())
-    total, told = facts.total, worth(facts, explained, unit=True)
-    gain, found = worth(facts, total.gain, unit=True), facts.doubts
+    total, explained = facts.total, float(facts.total.raw.sum())
+    amounts = {"explained": worth(facts, explained, unit=True), "gain": worth(facts, total.gain, unit=True)}
     strays = []
-    if any(one.gross for one in found):
+    if any(doubt.gross for doubt in facts.doubts):
         strays = [words("trust.gross")]
-    elif any(one.code in ("swapped", "strays") for one in found):
+    elif any(doubt.code in ("swapped", "strays") for doubt in facts.doubts):
         strays = [words("trust.strays")]
     if total.gain <= 0:
-        return " ".join([words("trust.no-gain", explained=told, gain=gain), *strays])
+        return " ".join([words("trust.no-gain", **amounts), *strays])
     code = "trust.adds-up-reported" if facts.source.unreported else "trust.adds-up"
-    said = [words(code, explained=told, part=explained / total.gain, gain=gain)]
+    sentences = [words(code, part=explained / total.gain, **amounts)]
     if facts.settled:
-        return " ".join([*said, words("trust.settled")])
-    if is_whole(facts.utility, facts.source.metrics):
-        said.append(words("trust.whole"))
-    if silent := tuple(dict.fromkeys(name for one in facts.source.rounds for name in one.silent)):
+        return " ".join([*sentences, words("trust.settled")])
+    if is_whole(facts.utility):
+        sentences.append(words("trust.whole"))
+    if silent := tuple(dict.fromkeys(name for reports in facts.source.rounds for name in reports.silent)):
         lacks = "trust.silent-zero" if facts.source.missing == "zero" else "trust.silent-own-mean"
-        said.append(words(lacks, clients=silent))
+        sentences.append(words(lacks, clients=silent))
         judged = balance(facts.source.rounds)
         if strays and judged and judged.gain > 0:
-            said.append(words("trust.complete", part=judged.said / judged.gain))
-    return " ".join([*said, *strays])
+            sentences.append(words("trust.complete", part=judged.said / judged.gain))
+    return " ".join([*sentences, *strays])
 
 
 def unscored_rounds(facts: Facts) -> list[str]:
-    """Return which rounds were aborted, or have no report."""
-    return [sentence(text) for text in in_words(list(facts.source.aborted), facts.source.unreported)]
+    """Return which rounds are not scored, and why; `notes` leaves that to the opening."""
+    return [sentence(text) for text in in_words(tuple(facts.source.aborted), facts.source.unreported)]
 
 
 def statuses(facts: Facts) -> list[str]:
     """Return in which rounds FP and EE, the paper's normalised scores, are in order, and in which not."""
-    scored = [(one.number, one.status) for one in facts.rounds if one.status is not None]
-    said = []
-    good = tuple(key for key in ("FP", "EE") if all(status[key] == "ok" for _, status in scored))
-    if good and scored:
-        said.append(words("trust.good", scores=good, rounds=len(scored)))
-    for key in ("FP", "EE"):
-        for kind in dict.fromkeys(status[key] for _, status in scored if status[key] != "ok"):
-            rounds = tuple(number for number, status in scored if status[key] == kind)
-            said.append(words("trust.odd", score=key, rounds=rounds, status=words(f"status.{kind}")))
-    return said
+    scored = {one.number: one.status for one in facts.rounds if one.status is not None}
+    good = tuple(name for name in ("FP", "EE") if {status[name] for status in scored.values()} == {"ok"})
+    sentences = [words("trust.good", scores=good, rounds=len(scored))] if good else []
+    for name in ("FP", "EE"):
+        for kind in dict.fromkeys(status[name] for status in scored.values() if status[name] != "ok"):
+            rounds = tuple(number for number, status in scored.items() if status[name] == kind)
+            sentences.append(words("trust.odd", score=name, rounds=rounds, status=words(f"status.{kind}")))
+    return sentences
 
 
 def remark(one: RoundFacts, *, settled: bool = False) -> str:
     """Return what was odd in a round."""
     if one.gain is None:
         return words("round.aborted", why=one.aborted) if one.aborted else words("round.unreported")
-    said = []
-    if one.silent:
-        code = "round.unstated" if settled else "round.silent"
-        said.append(words(code, clients=tuple(map(quoted, one.silent))))
-    if one.declined:
-        said.append(words("round.declined", clients=tuple(map(quoted, one.declined))))
-    if one.blamed:
-        said.append(words("round.blamed", clients=tuple(map(quoted, one.blamed))))
-    return words("list.clause").join(said)
+    odd = {
+        "round.unstated" if settled else "round.silent": one.silent,
+        "round.declined": one.declined,
+        "round.blamed": one.blamed,
+    }
+    each = (words(code, clients=tuple(map(quoted, who))) for code, who in odd.items() if who)
+    return words("list.clause").join(each)
 
 
 def heading(facts: Facts, utility: str | None) -> str:
@@ -463,37 +539,50 @@ def in_unit(facts: Facts, measured: Facts, heading: str) -> str:
 
 def companions(facts: Facts) -> list[str]:
     """Return sentences on whether other measures of quality contradict the ranking."""
-    said = []
+    sentences = []
     first = words("trust.the-paid") if facts.paid_by == facts.utility else spoken(facts.utility)
     for one in facts.companions:
         name = words("trust.as-reported") if one.reported else capital(spoken(one.utility))
         close = "" if one.spearman is None else words("trust.close", spearman=one.spearman)
         for better, worse in one.contradicts[:4]:
-            said.append(words("trust.opposite", measure=name, better=better, worse=worse))
-        if len(one.contradicts) > 4:
-            said.append(words("trust.opposite-more", measure=name, left=len(one.contradicts) - 4))
+            sentences.append(words("trust.opposite", measure=name, better=better, worse=worse))
+        if (left := len(one.contradicts) - 4) > 0:
+            sentences.append(words("trust.opposite-more", measure=name, left=left))
+        by = words("trust.the-reports") if one.reported else spoken(one.utility)
         for client, helped in one.turned.items():
             code = "trust.turned-better" if helped else "trust.turned-worse"
-            measure_ = words("trust.the-reports") if one.reported else spoken(one.utility)
-            said.append(words(code, measure=measure_, client=client, first=first))
+            sentences.append(words(code, measure=by, client=client, first=first))
+        agrees = {"measure": name, "close": close, "first": first}
         if not one.sure:
-            said.append(words("trust.nothing-sure", measure=name, close=close, first=first))
+            sentences.append(words("trust.nothing-sure", **agrees))
         elif not one.contradicts:
-            said.append(
-                words(
-                    "trust.agrees",
-                    measure=name, close=close, sure=one.sure, first=first, confirms=one.confirms,
-                )
-            )  # fmt: skip
-    return said
+            sentences.append(words("trust.agrees", **agrees, sure=one.sure, confirms=one.confirms))
+    return sentences
+
+
+def truth(facts: Facts) -> tuple[tuple[str, str, Mapping[str, float | None]], ...]:
+    """Return utility, kind of ground truth, and its rank correlation with each summed score."""
+    source, found = facts.source, []
+    rounds_of = {str(facts.utility): source.rounds, **source.companions}
+    for utility, truths in source.truth.items():
+        totals = totals_of(rounds_of[utility], missing=source.missing)
+        sums: dict[str, Mapping[str, float | None]] = {
+            score: total.as_dict() for score, total in totals.items()
+        }
+        if source.phi:
+            sums["PHI"] = dict(zip(source.clients, source.phi.get(utility, ()), strict=False))
+        for kind, truth in truths.items():
+            spearman: dict[str, float | None] = {}
+            for score, of_member in sums.items():
+                values = [of_member.get(name) for name in source.clients]
+                known = [value for value in values if value is not None]
+                complete = len(known) == len(truth) == len(values)
+                spearman[score] = agreement(known, truth).spearman if complete else None
+            found.append((utility, kind, spearman))
+    return tuple(found)
 
 
 # --------------------------------------------------------------------------------------- does it add up
-
-
-def settled(facts: Facts) -> list[str]:
-    """Return what the settlement came to."""
-    return settlement_sentences(facts)
 
 
 def settlement_alarms(facts: Facts) -> list[str]:
@@ -502,56 +591,48 @@ def settlement_alarms(facts: Facts) -> list[str]:
         return [words("page.unsettled", why=facts.source.unsettled)]
     if not facts.settled:
         return []
-    account = facts.source.accounts[-1]
-    still = account.provisional()
-    return [*lies(account), *([sentence(on_page(still))] if still else [])]
+    still = facts.account.provisional()
+    return [*lies(facts.account), *([sentence(on_page(still))] if still else [])]
 
 
-MOST_COLUMNS = 24
-"""The most members with a column of their own in the table of equations."""
+MOST_LINES = 4000
+"""The most lines in the table of equations; of more, it shows the sums alone, and ``scores.json`` has all."""
 
 
-def columns(facts: Facts) -> list[str]:
-    """Return the members with a column in the table of equations: best first, then those who did not state.
+def equations(facts: Facts) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield the lines of the equations: round, who, units, their worth, and whether the round's sum holds."""
+    names = [*facts.standing, *facts.account.missing]
+    if len(names) * len(facts.account.rounds) > MOST_LINES:
+        names = []
+    for line in facts.account.rounds:
+        holds = "page.holds-yes" if line.holds else "page.holds-open" if line.sum is None else "page.holds-no"
+        total = "-" if line.sum is None else formatted(line.sum, ",")
+        yield str(line.round), words("page.all-stated"), total, "", words(holds)
+        product = worth(facts, line.product * facts.account.scale)
+        yield "", words("page.col-product"), formatted(line.product, ","), product, ""
+        for name, (units, counts) in zip(names, stated(facts, line, names), strict=True):
+            yield "", name, units, counts, ""
 
-    With many members there is none; ``scores.json`` has all numbers.
-    """
-    names = [one.client for one in facts.standings] + list(facts.source.accounts[-1].missing)
-    return names if len(names) <= MOST_COLUMNS else []
 
-
-def stated(facts: Facts, line: Line, names: Sequence[str]) -> list[tuple[str, str]]:
+def stated(facts: Facts, line: SettledRound, names: Sequence[str]) -> list[tuple[str, str]]:
     """Return what each member stated in an equation: in units, and what counts of it in the utility."""
-    scale, cells = facts.source.accounts[-1].scale, []
-    own = {
-        name: (said, counts)
-        for name, said, counts in zip(line.participants, line.stated, line.counted, strict=True)
-    }
+    cells, numbers = [], zip(line.stated, line.counted, strict=True)
+    of_member = dict(zip(line.participants, numbers, strict=True))
     for name in names:
-        said, counts = own.get(name, (None, None))
-        if name not in own:
+        units, counts = of_member.get(name, (None, None))
+        if name not in of_member:
             cells.append(("·", ""))
-        elif said is None or counts is None:
+        elif units is None or counts is None:
             cells.append((words("page.not-stated"), ""))
         else:
-            told = worth(facts, counts * scale)
-            proved = words("page.proved", counts=counts, worth=told) if counts != said else told
-            cells.append((formatted(said, ","), proved))
+            value = worth(facts, counts * facts.account.scale)
+            proved = words("page.proved", counts=counts, worth=value) if counts != units else value
+            cells.append((formatted(units, ","), proved))
     return cells
 
 
-def unit(scale: float) -> str:
-    """Return a very small number for people.
-
-    >>> unit(4.9896e-13)
-    '5.0e-13'
-    """
-    return formatted(scale, ".1e")
-
-
-def not_meant() -> list[str]:
-    """Return what an equation that holds does not mean."""
-    return [words("lacks.pool-owner"), words("lacks.together"), words("lacks.larger")]
+NOT_MEANT = ("lacks.pool-owner", "lacks.together", "lacks.larger")
+"""What an equation that holds does not mean."""
 
 
 # -------------------------------------------------------------------------------------- what is guaranteed
@@ -559,45 +640,44 @@ def not_meant() -> list[str]:
 
 def guaranteed(facts: Facts) -> list[str]:
     """Return what this run guarantees."""
-    found = [words("holds.raw"), words("holds.cents")]
-    book, settings = facts.source.book, facts.source.settings
-    if facts.settled and all(line.holds for line in facts.source.accounts[-1].lines):
-        found.insert(0, words("holds.settled"))
-    if book is not None:
-        again = words("holds.recomputed-settled" if facts.settled else "holds.recomputed")
-        found += [again, words("holds.chained"), words("holds.pool")]
-        if settings is not None and settings["secure_aggregation"]["enabled"] and not book.run["analysis"]:
-            found.insert(0, words("holds.masked"))
-    return found
+    run, codes = facts.source.run, []
+    if run is not None and run.config.secure_aggregation.enabled and not run.config.analysis:
+        codes.append("holds.masked")
+    if facts.settled and all(line.holds for line in facts.account.rounds):
+        codes.append("holds.settled")
+    codes += ["holds.raw", "holds.cents"]
+    if run is not None:
+        again = "holds.recomputed-settled" if facts.settled else "holds.recomputed"
+        codes += [again, "holds.chained", "holds.pool"]
+    return list(map(words, codes))
 
 
 def not_guaranteed(facts: Facts) -> list[str]:
     """Return what this run does not guarantee, or what is unknown."""
-    source, found = facts.source, []
+    source, run, found = facts.source, facts.source.run, []
     if source.private:
         found.append(words("lacks.private"))
     if source.broken:
         found.append(words("lacks.broken"))
-    elif source.book is None:
+    elif run is None:
         found.append(words("lacks.reports"))
     else:
-        if (engine := source.book.run["engine"]) in REHEARSALS:
-            found.append(words("lacks.rehearsal", holder=words(f"holder.{engine}")))
-        elif source.book.run["keys"]:
+        if run.rehearsal:
+            found.append(words("lacks.rehearsal", holder=words(f"holder.{run.first.engine}")))
+        elif run.signed:
             found.append(words("lacks.keys"))
-        if source.book.run["analysis"]:
+        if run.config.analysis:
             found.append(words("lacks.analysis"))
-        if source.settings is not None and not source.settings["secure_aggregation"]["enabled"]:
+        if not run.config.secure_aggregation.enabled:
             found.append(words("lacks.plain"))
         found.append(words("lacks.withheld"))
     if facts.settled:
-        found += not_meant()
-    elif facts.one_slice and len(source.rounds) > 1:
-        found.append(words("lacks.one-slice"))
-    found += [*(() if facts.settled else (words("lacks.lies"),)), words("lacks.leaks"), words("lacks.audit")]
-    if source.pseudonyms:
-        found.append(words("lacks.names"))
-    return found
+        found += map(words, NOT_MEANT)
+    else:
+        if facts.one_slice and len(source.rounds) > 1:
+            found.append(words("lacks.one-slice"))
+        found.append(words("lacks.lies"))
+    return [*found, words("lacks.leaks"), words("lacks.audit")]
 
 
 # ---------------------------------------------------------------------------------- 5: how was it computed
@@ -605,64 +685,63 @@ def not_guaranteed(facts: Facts) -> list[str]:
 
 def server_saw(facts: Facts) -> tuple[list[str], list[str]] | None:
     """Return what the server saw and what it did not see; None if that is unknown."""
-    book, settings = facts.source.book, facts.source.settings
-    if book is None or settings is None:
+    run = facts.source.run
+    if run is None:
         return None
     saw = [words("saw.sum"), *([words("saw.utilities")] if facts.source.rounds else [])]
     if facts.settled:
-        saw.append(words("saw.stated" if facts.by_round else "saw.stated-run"))
-    if any(report.cosine is not None for one in book.rounds for report in one.reports.values()):
+        saw.append(words("saw.stated"))
+    if any(report.cosine is not None for one in facts.source.closed for report in one.reports.values()):
         saw.append(words("saw.cosine"))
     saw.append(words("saw.who"))
-    if settings["scoring"]["disclose_samples"]:
-        saw.append(words("saw.samples"))
-    if settings["scoring"]["solo"]:
+    if run.config.scoring.solo:
         saw.append(words("saw.solo"))
-    if not settings["secure_aggregation"]["enabled"] or book.run["analysis"]:
+    if not run.config.secure_aggregation.enabled or run.config.analysis:
         return [words("saw.updates"), *saw], [words("saw.not-data")]
     return saw, [words("saw.not-updates"), words("saw.not-data"), words("saw.not-samples")]
 
 
 def costs(facts: Facts) -> list[tuple[str, str]]:
     """Return what the run cost, as names and values."""
-    known, book, scored = facts.source.costs, facts.source.book, facts.source.rounds
+    known, run, scored = facts.source.costs, facts.source.run, facts.source.rounds
     took = words("cost.unknown")
     if known.seconds is not None:
         total, longest = sum(known.seconds), max(known.seconds)
         took = words("cost.seconds", total=total, rounds=len(known.seconds), longest=longest)
     found = [(words("cost.time"), took)]
-    if known.parameters is not None:
-        found.append((words("cost.model"), words("cost.parameters", parameters=known.parameters)))
-        if book is not None and book.run["keys"]:
-            sent = recorded(book.run["config"]).word_bytes * known.parameters
-            found.append((words("cost.sent"), words("cost.bytes", bytes=sent)))
+    if (parameters := known.parameters) is not None:
+        found.append((words("cost.model"), words("cost.parameters", parameters=parameters)))
+        if run is not None and run.signed:
+            sent = words("cost.bytes", bytes=run.config.word_bytes * parameters)
+            found.append((words("cost.sent"), sent))
     if scored:
-        models = sum(2 * one.n + 2 for one in scored)
+        models = sum(2 * reports.n + 2 for reports in scored)
         found.append((words("cost.evaluated"), words("cost.models", models=models, rounds=len(scored))))
     return found
 
 
 def provenance(facts: Facts) -> list[tuple[str, str, bool]]:
     """Return where the numbers come from: name, value, and whether the value is a fingerprint."""
-    book = facts.source.book
-    if book is None:
+    run = facts.source.run
+    if run is None:
         return []
-    pool: dict[str, Any] = dict(book.pool)
-    size, classes, slices = pool["size"], pool["classes"], int(pool["slices"])
-    samples = words("origin.slices", size=size, classes=classes, slices=slices)
-    if slices == 1:
-        samples = words("origin.one-slice", size=size, classes=classes)
-    if settled := int(pool.get("settled", 0)):
+    pool, size, classes = run.pool, run.pool["size"], run.pool["classes"]
+    settled, slices = int(pool.get("settled", 0)), int(pool["slices"])
+    if settled == size:
+        samples = words("origin.all-settled", size=size, classes=classes)
+    elif settled:
         samples = words("origin.settled", size=size, classes=classes, settled=settled)
-        if settled == size:
-            samples = words("origin.all-settled", size=size, classes=classes)
-    engine = called("engine", book.run["engine"])
-    version = words("origin.version", version=book.run["version"], engine=engine)
+    elif slices == 1:
+        samples = words("origin.one-slice", size=size, classes=classes)
+    else:
+        samples = words("origin.slices", size=size, classes=classes, slices=slices)
+    engine = called("engine", run.first.engine)
+    version = words("origin.version", version=run.first.terms["version"], engine=engine)
     return [
         ("fedmerit", version, False),
         (words("origin.pool"), samples, False),
         (words("origin.root"), str(pool["root"]), True),
-        (words("origin.settings"), str(book.run["config_hash"]), True),
-        (words("origin.ledger"), words("origin.records", records=book.records), False),
-        (words("origin.head"), book.head, True),
+        (words("origin.settings"), run.first.terms["config_hash"], True),
+        (words("origin.ledger"), words("origin.records", records=len(run.records)), False),
+        (words("origin.head"), run.head, True),
     ]

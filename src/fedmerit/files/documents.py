@@ -1,0 +1,223 @@
+"""What is written of scores: a document of all that follows from reports, as JSON and CSV; tables of scores.
+
+`Scores.to_pandas` and `Scores.to_csv` are functions of this module.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from fedmerit.errors import MissingExtra
+from fedmerit.files.reports import PER_CLIENT
+from fedmerit.files.sheets import sheet_text
+from fedmerit.scoring.accumulate import Missing, totals_of
+from fedmerit.scoring.scores import SCORES, scores_of
+from fedmerit.scoring.types import SHOWN, Reports, Scores, Vector
+from fedmerit.scoring.uncertainty import intervals, rank_intervals
+
+_PER_ROUND = ("solo_empty", "slice", "freedom")
+
+
+class RoundEntry(dict[str, Any]):
+    """A round of a document, which is written again while rounds are added: it never changes."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        super().__init__(content)
+        self._texts: dict[Any, str] = {}
+
+    def text(self, form: Any, made: Callable[[], str]) -> str:
+        if form not in self._texts:
+            self._texts[form] = made()
+        return self._texts[form]
+
+
+def document(
+    rounds: Sequence[Reports], *, clients: Sequence[str] | None = None, missing: Missing = "zero"
+) -> dict[str, Any]:
+    """Return everything that follows from the reports of one utility, ready for JSON.
+
+    ``clients`` is the whole roster, by default everybody who was in a round.
+    """
+    seen = dict.fromkeys(name for reports in rounds for name in (*reports.clients, *reports.silent))
+    names = list(clients or seen)
+    return {
+        "clients": names,
+        "utility": rounds[0].utility if rounds else None,
+        "rounds": [round_object(reports) for reports in rounds],
+        **sums_object(rounds, names, missing=missing),
+    }
+
+
+def sums_object(
+    rounds: Sequence[Reports], names: Sequence[str], *, missing: Missing = "zero"
+) -> dict[str, Any]:
+    """Return what a document says of all rounds together; lists are in the order of ``names``."""
+    totals = totals_of(rounds, missing=missing)
+    return {
+        "cumulative": {name: _spread(scores.values, scores, names) for name, scores in totals.items()},
+        "stderr": {
+            name: _spread(scores.stderr, scores, names)
+            for name, scores in totals.items()
+            if scores.stderr is not None
+        },
+        "coverage": _spread(totals["ALPHA"].coverage, totals["ALPHA"], names) if totals else [],
+    }
+
+
+def round_object(reports: Reports) -> dict[str, Any]:
+    """Return one round for JSON: its clients, their reports, every score that exists, and status."""
+    scores = scores_of(reports)
+    optional = {name: _numbers(getattr(reports, name)) for name in PER_CLIENT}
+    optional |= {name: getattr(reports, name) for name in _PER_ROUND}
+    optional["sketch"] = None if reports.sketch is None else reports.sketch.tolist()
+    return {
+        "round": reports.round,
+        "participants": list(reports.clients),
+        **({"silent": list(reports.silent)} if reports.silent else {}),
+        "reports": {
+            "empty": reports.empty,
+            "grand": reports.grand,
+            "alone": _numbers(reports.alone),
+            "without": _numbers(reports.without),
+            **{name: value for name, value in optional.items() if value is not None},
+        },
+        "scores": {name: score and _numbers(score.values) for name, score in scores.items()},
+        "status": {name: score.status for name, score in scores.items() if score and name in ("FP", "EE")},
+    }
+
+
+def add_phi(
+    content: dict[str, Any], total: Scores | None, rounds: Mapping[int, tuple[Scores, Mapping[str, Any]]]
+) -> None:
+    """Add PHI to a document: its sum, and per round its values and what is known beside them."""
+    if total is not None:
+        content["cumulative"]["PHI"] = _spread(total.values, total, content["clients"])
+        if total.stderr is not None:
+            content.setdefault("stderr", {})["PHI"] = _spread(total.stderr, total, content["clients"])
+    for entry in content["rounds"]:
+        if entry["round"] in rounds:
+            scores, beside = rounds[entry["round"]]
+            phi = {"phi": _numbers(scores.values), "stderr": _numbers(scores.stderr)}
+            entry["phi"] = {"participants": list(scores.clients), **phi, **beside}
+            if entry["scores"] is not None:
+                entry["scores"]["PHI"] = _spread(scores.values, scores, entry["participants"])
+
+
+def as_json(content: Mapping[str, Any]) -> str:
+    """Return the canonical text of a document: that of ``json.dumps(content, indent=1)``, in less time."""
+    return _indented(content, "\n") + "\n"
+
+
+def _indented(value: Any, line: str) -> str:
+    """Return a value as JSON with one space per level; ``line`` is a line break and the indentation so far.
+
+    With an indentation, Python's own encoder is not the fast one, but that one takes any separator.
+    """
+    inner = line + " "
+    plain = partial(json.dumps, allow_nan=False, ensure_ascii=False, separators=("," + inner, ": "))
+    if not isinstance(value, dict | list | tuple) or not value:
+        return plain(value)
+    if isinstance(value, RoundEntry):
+        return value.text(line, lambda: _indented({**value}, line))
+    parts = value.values() if isinstance(value, dict) else value
+    if not any(isinstance(part, dict | list | tuple) for part in parts):
+        body = plain(value)[1:-1]
+    elif isinstance(value, dict):
+        body = ("," + inner).join(f"{plain(key)}: {_indented(part, inner)}" for key, part in value.items())
+    else:
+        body = ("," + inner).join(_indented(part, inner) for part in value)
+    start, end = "{}" if isinstance(value, dict) else "[]"
+    return start + inner + body + line + end
+
+
+def as_csv(content: Mapping[str, Any]) -> str:
+    """Return a document as tidy CSV, one line per round and client; ``fedmerit score`` can read it."""
+    rounds = content["rounds"]
+    there = {name for entry in rounds for part in ("reports", "scores") for name in entry[part]}
+    there |= {"empty", "grand", "alone", "without"}  # columns of every document, even without a round
+    silent = ["silent"] if any(entry.get("silent") for entry in rounds) else []
+    fields = ("empty", "grand", *_PER_ROUND, "alone", "without", *PER_CLIENT, "sketch", *SCORES)
+    columns = ("round", "client", *silent, "utility", *(name for name in fields if name in there))
+    text = sheet_text([columns])
+    for entry in rounds:
+        made = partial(_csv_round, entry, content["utility"], columns)
+        text += entry.text(columns, made) if isinstance(entry, RoundEntry) else made()
+    return text
+
+
+def _csv_round(entry: Mapping[str, Any], utility: str | None, columns: Sequence[str]) -> str:
+    """Return the lines of a round with these columns."""
+    reports = entry["reports"]
+    shared = {name: reports.get(name) for name in ("empty", "grand", *_PER_ROUND)}
+    shared |= {"round": entry["round"], "utility": utility}
+    lines = [{**shared, "client": client, "silent": "yes"} for client in entry.get("silent", ())]
+    vectors = {name: reports[name] for name in ("alone", "without", *PER_CLIENT) if name in reports}
+    vectors |= {name: values for name, values in entry["scores"].items() if values}
+    if "sketch" in reports:
+        vectors["sketch"] = [" ".join(map(str, row)) for row in reports["sketch"]]
+    for k, client in enumerate(entry["participants"]):
+        lines.append({**shared, "client": client, **{name: values[k] for name, values in vectors.items()}})
+    return sheet_text([[line.get(name) for name in columns] for line in lines])
+
+
+def _numbers(values: Vector | None) -> list[float | None] | None:
+    if values is None:
+        return None
+    return [None if math.isnan(value) else value for value in values.tolist()]
+
+
+def _spread(values: Vector | None, scores: Scores, names: Sequence[str]) -> list[float | None]:
+    """Return the values in the order of ``names``, with None for clients that have no score."""
+    by_name = {} if values is None else dict(zip(scores.clients, values.tolist(), strict=True))
+    return [by_name.get(name) for name in names]
+
+
+# ------------------------------------------------------------------------------------------ scores as a table
+
+
+def scores_columns(scores: Scores) -> dict[str, list[Any]]:
+    """Return one list per column, in the order of the clients; values that are unknown get no column.
+
+    ``low`` and ``high`` are the 95 % interval of ``raw``, ``rank_low`` and ``rank_high`` that of the rank.
+
+    >>> s = Scores(score="LOO", clients=("A", "B"), values=[1, 3], raw=[1, 3], gain=4)
+    >>> scores_columns(s)
+    {'client': ['A', 'B'], 'score': ['LOO', 'LOO'], 'value': [1.0, 3.0], 'raw': [1.0, 3.0], 'rank': [2, 1]}
+    """
+    table: dict[str, list[Any]] = {
+        "client": list(scores.clients),
+        "score": [scores.score] * scores.n,
+        "value": scores.values.tolist(),
+        "raw": scores.raw.tolist(),
+        "rank": scores.ranks().tolist(),
+    }
+    if scores.stderr is not None:
+        spans, ranks = intervals(scores), rank_intervals(scores)
+        table["stderr"] = scores.stderr.tolist()
+        table["low"], table["high"] = spans.T.tolist()
+        table["rank_low"], table["rank_high"] = ranks.T.tolist()
+    if scores.coverage is not None:
+        table["coverage"] = scores.coverage.tolist()
+    return table
+
+
+def frame_of(columns: Mapping[str, Sequence[Any]]) -> Any:
+    """Return columns as a pandas frame."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtra("a frame needs: pip install 'fedmerit[pandas]'; to_csv() needs nothing") from error
+    return pandas.DataFrame(columns)
+
+
+def _scores_csv(scores: Scores) -> str:
+    """Return the same table as CSV; floats read back exactly."""
+    table = scores_columns(scores)
+    return sheet_text([table, *zip(*table.values(), strict=True)])
+
+
+SHOWN.update(to_pandas=lambda scores: frame_of(scores_columns(scores)), to_csv=_scores_csv)

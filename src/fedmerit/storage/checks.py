@@ -1,0 +1,465 @@
+"""The files of a run folder compared with its ledger: score files, settings, checkpoints and the archive.
+
+Score files that a killed process left older than the ledger are written again (`renew`). Nothing else is
+written here.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fedmerit.config import Config, difference, of_folder
+from fedmerit.errors import ConfigError, CopyDiffers, FedmeritError, LedgerError, ProtocolError, StoreError
+from fedmerit.ledger.account import Account
+from fedmerit.ledger.chain import Record, reading
+from fedmerit.ledger.kinds import compare, setting_of
+from fedmerit.ledger.run import Run
+from fedmerit.notes import Note
+from fedmerit.protocol.coordinator import Summed, summed_rounds
+from fedmerit.protocol.direction import (
+    Gradient,
+    Manifest,
+    as_units,
+    blocks_of,
+    differs,
+    direction_hash,
+    product,
+    slopes_of,
+)
+from fedmerit.protocol.naming import attempt_of, evidence_in, proof_of
+from fedmerit.protocol.outcome import Round, model_hash, sum_hash
+from fedmerit.protocol.pool import Slice
+from fedmerit.protocol.settlement import Proof, fitting, name_hash, table_of
+from fedmerit.protocol.terms import archived_weights
+from fedmerit.scoring.validate import written_number
+from fedmerit.secagg.setting import Setting, Task
+from fedmerit.storage.recorder import score_files, scores_document, write_scores
+from fedmerit.storage.run_folder import Folder, FolderArchive, checkpoint_in
+
+# --------------------------------------------------------------------------------------------- score files
+
+SCORE_FILES = ("scores.json", "scores.csv")
+
+ScoreFiles = Mapping[str, bytes | None]
+"""Name of a score file -> its content; None if there is no such file."""
+
+
+def read_scores(path: Path) -> ScoreFiles:
+    """Return the current content of a folder's score files."""
+    files: dict[str, bytes | None] = {}
+    for name in SCORE_FILES:
+        try:
+            files[name] = (path / name).read_bytes()
+        except FileNotFoundError:
+            files[name] = None
+        except OSError as error:
+            raise LedgerError(f"{path / name}: cannot be read: {error}") from error
+    return files
+
+
+def check_scores(path: Path, files: ScoreFiles, run: Run) -> dict[str, int]:
+    """Check that ``scores.json`` and ``scores.csv`` follow from all of the ledger's rounds, or the first few.
+
+    If a process is killed after the ledger's transaction and before it writes these files, they stay one
+    round behind, or lack the settlement. They are then correct, but the ledger has more.
+
+    Returns:
+        The files that are older than the ledger, and by how many rounds (0: by the settlement alone); empty
+        if none is.
+
+    Raises:
+        CopyDiffers: a file says something else, or cannot be read.
+    """
+    rounds, config = run.rounds, run.config
+    accounts: tuple[Account | None, ...] = (None, *run.accounts)
+
+    @cache
+    def expected(count: int, settled: int) -> dict[str, bytes]:
+        """Return the files after so many rounds and records of the settlement."""
+        try:
+            return score_files(scores_document(rounds[:count], config, accounts[settled]))
+        except (FedmeritError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise LedgerError(f"the reports in the ledger give no scores: {error!s:.200}") from error
+
+    def options(name: str, held: int) -> list[bytes]:
+        """Return what a file of so many rounds may say: the newest first."""
+        settled = range(len(accounts) if held == len(rounds) else 1)
+        return [expected(held, account)[name] for account in reversed(settled)]
+
+    late, held = {}, 0
+    if (text := files["scores.json"]) is not None:
+        with _copy(path, "scores.json", config):
+            content = _json(path / "scores.json", text)
+        listed = content.get("rounds")
+        held = min(len(listed), len(rounds)) if isinstance(listed, list) else len(rounds)
+        right = (_json(path, option) for option in options("scores.json", held))
+        with _copy(path, "scores.json", config):
+            if _first_alike(content, right, "scores.json"):
+                late["scores.json"] = 0
+    if held < len(rounds):
+        late["scores.json"] = len(rounds) - held
+    held = 0
+    if (text := files["scores.csv"]) is not None:
+        with _copy(path, "scores.csv", config):
+            table = _table(path / "scores.csv", text)
+        held = len(rounds) if run.accounts else _last_round(table, len(rounds))
+        tables = [_rows(data.decode()) for data in options("scores.csv", held)]
+        if table.get("1") not in [
+            option["1"] for option in tables
+        ]:  # columns of more rounds than it has: it was cut
+            tables = [_rows(expected(len(rounds), 0)["scores.csv"].decode())]
+        with _copy(path, "scores.csv", config):
+            if _first_alike(table, tables, "scores.csv line") and tables[-1] != tables[0]:
+                late["scores.csv"] = 0
+    lines = any(closed.reports if config.reports else closed.included for closed in rounds[held:])
+    if lines or (files["scores.csv"] is None and rounds):  # others have no line
+        late["scores.csv"] = len(rounds) - held
+    return late
+
+
+def _first_alike(content: Any, options: Iterable[Any], where: str) -> int:
+    """Return the place of the first option that equals a file; raise as the first one differs."""
+    wrong: LedgerError | None = None
+    for place, option in enumerate(options):
+        try:
+            compare(content, option, where)
+        except LedgerError as error:
+            wrong = wrong or error
+        else:
+            return place
+    assert wrong is not None
+    raise wrong
+
+
+@contextmanager
+def _copy(path: Path, name: str, config: Config) -> Iterator[None]:
+    """Turn an error in a score file, which is only a copy, into CopyDiffers, which says how to mend it."""
+    try:
+        yield
+    except LedgerError as error:
+        how = "`fedmerit run --resume`" if config.scoring.truth else f"`fedmerit page {path}`"
+        raise CopyDiffers(
+            f"{error}. The ledger is the record, and {name} is a copy that was changed: delete it, and {how} "
+            "writes it again",
+            name,
+        ) from error
+
+
+FOLLOW_FROM = {"reports": "scores", "settled": "scores-settled", "both": "scores-both"}
+"""By `scoring.method`, the note that says what scores follow from."""
+
+
+def about_scores(
+    path: Path, files: ScoreFiles, late: Mapping[str, int], config: Config, *, running: bool = False
+) -> Iterator[Note]:
+    """Yield what `check_scores` found; ``running`` says that a process keeps writing in the folder."""
+    if any(data is not None for data in files.values()):
+        yield Note(FOLLOW_FROM[config.scoring.method])
+    else:
+        yield Note("scores-unwritten" if late else "scores-none")
+    if not late:
+        return
+    older = []
+    for name, count in late.items():
+        if files[name] is None:
+            older.append(Note("file-gone", file=name))
+        elif count:
+            older.append(Note("file-older", file=name, rounds=count))
+        else:
+            older.append(Note("file-unsettled", file=name))
+    how = Note("files-by-command", path=str(path))
+    if running:
+        how = Note("files-by-process")
+    elif config.scoring.truth:
+        how = Note("files-by-resume")
+    yield Note("files", files=older, how=how)
+
+
+def renew(path: Path, run: Run) -> str:
+    """Rewrite the score files of a verified run if a killed process left them older than its ledger.
+
+    Returns:
+        What was done, in words; an empty string if the files were up to date, or if the ledger has grown.
+
+    Raises:
+        StoreError: another process holds the folder, or a file contradicts the ledger. Such a file is left
+            alone, because somebody may have edited it on purpose.
+    """
+    try:
+        if not check_scores(path, read_scores(path), run):
+            return ""
+        with Folder(path, run.config, resume=True) as folder:
+            files = read_scores(path)
+            late = check_scores(path, files, run)
+            if not late or folder.ledger.head != run.head:
+                return ""
+            if run.config.scoring.truth:
+                raise StoreError(
+                    f"{path / 'scores.json'}: older than the ledger, and holds ground truth, which the "
+                    "ledger does not: `fedmerit run --resume` writes it again"
+                )
+            write_scores(folder, scores_document(run.rounds, run.config, run.account))
+    except CopyDiffers as error:
+        raise StoreError(str(error)) from error
+    names, were = " and ".join(late), "was" if len(late) == 1 else "were"
+    older = [count for name, count in late.items() if files[name] is not None]
+    if not older:
+        return f"wrote {names} again, which {were} missing"
+    behind = f"{max(older)} round{'' if max(older) == 1 else 's'} older than the ledger"
+    if not max(older):
+        behind = "older than the settlement in the ledger"
+    return f"wrote {names} again, which {were} {'' if len(older) == len(late) else 'missing or '}{behind}"
+
+
+def _json(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise LedgerError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise LedgerError(f"{path}: expected an object, got {type(content).__name__}")
+    others = content.get("companions")
+    for part in (content, *(others.values() if isinstance(others, dict) else ())):
+        for extra in ("truth", "analysis"):  # computed from plain updates, not from reports
+            if isinstance(part, dict):
+                part.pop(extra, None)
+    return content
+
+
+def _table(path: Path, text: bytes) -> dict[str, dict[str, Any]]:
+    try:
+        return _rows(text.decode("utf-8"))
+    except (ValueError, csv.Error) as error:
+        raise LedgerError(f"{path}: cannot be read: {error}") from error
+
+
+def _last_round(table: Mapping[str, Mapping[str, Any]], rounds: int) -> int:
+    """Return the round of the last line, or ``rounds`` if it names no round of the ledger."""
+    if len(table) < 2:
+        return 0
+    last = table[str(len(table))].get("round")
+    return int(last) if isinstance(last, float) and last in range(1, rounds + 1) else rounds
+
+
+def _rows(text: str) -> dict[str, dict[str, Any]]:
+    lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    head = dict(enumerate(lines[0])) if lines else {}
+    return {
+        str(number): {
+            (name := head.get(k, f"column {k + 1}")): _cell(name, cell) for k, cell in enumerate(line)
+        }
+        for number, line in enumerate(lines, start=1)
+    }
+
+
+def _cell(name: str, text: str) -> Any:
+    if name == "stated":  # integers that a float does not hold
+        return text
+    try:
+        return written_number(text)
+    except ValueError:
+        return text
+
+
+# -------------------------------------------------------------------------------- settings and checkpoints
+
+
+def check_config(path: Path, config: Config) -> None:
+    """Raise LedgerError unless ``config.toml`` is the config in the ledger."""
+    try:
+        stored = of_folder(path)
+    except ConfigError as error:
+        raise LedgerError(f"config.toml is damaged: {error}") from error
+    if differs := difference(stored, config):
+        raise LedgerError(f"{path / 'config.toml'}: not the config in the ledger: {differs}")
+
+
+def check_checkpoints(path: Path, rounds: Sequence[Round]) -> Iterator[Note]:
+    """Check the checkpoints that are still there, and yield a line if the last model is not.
+
+    Raises:
+        LedgerError: one is not the checkpoint that its round recorded.
+    """
+    for closed in rounds:
+        for name, field in (("model", "checkpoint"), ("members", "members_checkpoint")):
+            file = checkpoint_in(path, name, closed.number)
+            if field not in closed.body or not file.exists():  # only the last ones are kept
+                continue
+            try:
+                digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            except OSError as error:
+                raise LedgerError(f"{file}: cannot be read: {error}") from error
+            if digest != closed.body[field]:
+                raise LedgerError(f"{file}: not the checkpoint that round {closed.number} recorded")
+    if rounds and not checkpoint_in(path, "model", rounds[-1].number).exists():
+        yield Note("checkpoint-gone", round=rounds[-1].number)
+
+
+# -------------------------------------------------------------------------- the archive of a settlement
+
+
+def _archived(archive: FolderArchive, run: Run) -> Iterator[tuple[Summed, Any]]:
+    """Yield every sum in an archive, with its direction if the ledger has a manifest.
+
+    Raise StoreError unless sums, models and directions are those in the ledger.
+    """
+    manifest = run.settlement.manifest if run.settlement else None
+    for summed in summed_rounds(archive, run.rounds, run.config):
+        number, stated, direction = summed.round, run.outcomes[summed.round], None
+        hashes = {"m0": model_hash(summed.m0), "m": model_hash(summed.m), "x": sum_hash(summed.words)}
+        odd = [key for key, value in hashes.items() if getattr(stated, key) != value]
+        if manifest is not None:
+            direction = archive.load("direction", number)["g"]
+            odd += ["direction"] if direction_hash(direction) != manifest.entry(number).g else []
+        if odd:
+            raise StoreError(
+                f"{archive.path}: {', '.join(odd)} of round {number} is not what the ledger says: put "
+                "the file of that round back"
+            )
+        yield summed, direction
+
+
+def check_sums(archive: FolderArchive, run: Run) -> None:
+    """Raise StoreError unless an archive has every sum, model, mask and direction that the ledger states."""
+    for summed, _ in _archived(archive, run):
+        if run.config.word_bytes == 8:
+            _check_masks(archive, run, summed)
+
+
+def _sent(run: Run, number: int, members: Sequence[str]) -> dict[str, str]:
+    """Return the hashes of the words that members sent in a round, as recorded before any unmasking."""
+    inputs = run.inputs.get(number, {})
+    return {name: inputs.get(name, "") for name in members}
+
+
+def _attempt(
+    archive: FolderArchive, run: Run, number: int, size: int, m0: str, extra: bytes
+) -> tuple[Setting, Task]:
+    """Return setting and task of a settled round, as its members had them."""
+    round_ = run.rounds[number - 1]
+    public = archived_weights(archive.load("round", number), round_.scheduled)
+    setting = setting_of(run.first, run.pool, run.config, round_)
+    return attempt_of(setting, run.config, size, m0, public, extra)
+
+
+def _check_masks(archive: FolderArchive, run: Run, summed: Summed) -> None:
+    number, m0 = summed.round, model_hash(summed.m0)
+    masks = {key: value.tobytes() for key, value in archive.load("masks", number).items()}
+    attempt = _attempt(archive, run, number, summed.m0.size, m0, masks.get("extra", b""))
+    problem = f"{archive.path}: the masks of round {number} are not what the ledger says"
+    advice = "put the file of that round back"
+    try:
+        sent = evidence_in(masks).check(*attempt).digests
+    except (ProtocolError, LookupError) as error:
+        raise StoreError(f"{problem}: {error!s:.120}: {advice}") from error
+    if sent != _sent(run, number, summed.participants):
+        raise StoreError(f"{problem}: {advice}")
+
+
+def check_archive(archive: FolderArchive, run: Run, gradient: Gradient | None = None) -> Iterator[Note]:
+    """Compare sums, models, directions, their products and the pool with the manifest; judge every verdict.
+
+    With the gradient of the paid utility, the directions are recomputed too.
+
+    Raises:
+        LedgerError: the archive shows that the ledger states something false.
+        StoreError: a file is gone or damaged, or is not the one that the ledger is about.
+    """
+    manifest = run.settlement.manifest if run.settlement else None
+    if manifest is None:
+        return
+    try:
+        yield from _recomputed(archive, run, manifest, gradient)
+    except FedmeritError:
+        raise
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:  # a file with a right checksum
+        raise StoreError(
+            f"{archive.path}: a file holds other arrays than an archive does: {error!s:.100}"
+        ) from error
+
+
+def _recomputed(
+    archive: FolderArchive, run: Run, manifest: Manifest, gradient: Gradient | None
+) -> Iterator[Note]:
+    pool = archive.load("pool", 0)
+    path = pool["path"].tobytes()
+    nodes = tuple(path[start : start + 32] for start in range(0, len(path), 32))
+    opened = Slice(
+        index=int(pool["index"][0]), x=pool["x"], y=pool["y"], salts=pool["salts"].tobytes(), path=nodes
+    )
+    opened.verify(run.pool, "settlement")
+    if opened.id != manifest.pool:
+        raise LedgerError(f"{archive.path}: its pool is not the one that was opened")
+    blocks, _ = blocks_of(opened, balanced=bool(run.pool["balanced"]))
+    for (summed, g), entry in zip(_archived(archive, run), manifest.rounds, strict=True):
+        if product(summed.words, g) != entry.product:
+            raise LedgerError(f"round {entry.round}: the product of sum and direction is not the one stated")
+        if gradient is not None:
+            slopes, _, _ = slopes_of(gradient, summed.m0, summed.m, opened, blocks, entry.points)
+            values = as_units(slopes, manifest.blocks, entry.step, entry.weight)
+            if problem := differs(g, values, manifest.scale, summed.encoding):
+                raise LedgerError(f"round {entry.round}: {problem}")
+    yield Note("archive", rounds=len(manifest.rounds))
+    yield Note("archive-gradient" if gradient else "archive-no-gradient")
+    yield from check_verdicts(archive, run)
+
+
+def check_verdicts(archive: FolderArchive, run: Run) -> Iterator[Note]:
+    """Judge every verdict anew from masks and words in the archive."""
+    for record in run.of("verdict"):
+        with reading(record):
+            _judge_again(archive, record, run)
+        yield Note("archive-verdict", round=record.body["round"])
+
+
+def _judge_again(archive: FolderArchive, record: Record, run: Run) -> None:
+    """Raise LedgerError unless tables, words and evidence prove just what a verdict states."""
+    from fedmerit.secagg.naming import Evidence, judge
+    from fedmerit.secagg.naming import product as masked_product
+
+    book = run.settlement
+    assert book is not None
+    assert book.manifest is not None
+    manifest, proof = book.manifest, Proof.from_body(record.body)
+    along, entry = proof.along, manifest.entry(proof.along.round)
+    parts = dict(record.body["evidence"])
+    extra, products = bytes.fromhex(parts.pop("extra")), parts.pop("products")
+    setting, task = _attempt(archive, run, entry.round, manifest.coordinates, entry.m0, extra)
+    kind = "direction" if along.block is None else f"direction-{along.block}"
+    evidence, g = Evidence.from_dict(parts), archive.load(kind, entry.round)["g"]
+    if direction_hash(g) != along.g:
+        raise LedgerError(f"{archive.path}: its direction is not the one of the verdict")
+    if product(archive.load("round", entry.round)["x"], g) != along.product:
+        raise LedgerError("the product of sum and direction is not the one stated")
+    sent = _sent(run, entry.round, entry.participants)
+    if evidence.check(setting, task).digests != sent:
+        raise LedgerError("its evidence is about other masked inputs than those recorded in the round")
+    words = {}
+    for name in products:
+        payload = archive.load(f"words-{name_hash(name)}", entry.round)[name].tobytes()
+        if hashlib.sha256(payload).hexdigest() != sent.get(name):
+            raise LedgerError(f"the words of {name} are not those that it sent in the round")
+        words[name] = masked_product(payload, g)
+    if {name: str(value) for name, value in words.items()} != dict(products):
+        raise LedgerError("the products of masked words are not those of the words")
+    tables = {
+        table.author: table_of(table.author, table.body, manifest.run, manifest.digest, along)
+        for table in run.of("table")
+        if table.seq < record.seq and (table.body["round"], table.body["block"]) == (along.round, along.block)
+    }
+    stated = {
+        name: fitting(book.statements[name], entry, along)
+        for name in entry.participants
+        if name in book.statements
+    }
+    verdict = judge(setting, task, g, evidence, tables, words, stated, along.product)
+    if proof_of(along, verdict) != proof:
+        raise LedgerError("states another verdict than its evidence proves")

@@ -1,0 +1,260 @@
+"""Real processes on 127.0.0.1, with TLS and node authentication: SuperLink, SuperNodes, Flower's simulation.
+
+What a test in one process cannot show: members and servers that are killed (-9), bytes in the SuperLink's own
+database, nodes that Flower itself refuses. Everything waits for an event: an answer, a line of a log, the end
+of a process, or the SuperLink's word that a node is gone, about a minute after its last sign of life. No
+limit is one that a busy machine meets.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from safetensors.numpy import load_file
+
+from deployment import everything_in, everything_kept, found, keep_everything, stretches, verified
+from federation_in import HERE, NAMES, bodies_in, make_keys, node_config, records_in, rounds_in, task
+from fedmerit.errors import FedmeritError, LedgerError
+from fedmerit.simulation.models import load_vector
+from fedmerit.simulation.run import run as run_embedded
+from fedmerit.verify import verify_folder
+from loopback import Loopback, Simulation
+from loopback.processes import HANG, wait_for
+from tiny import losing
+
+APP = HERE / "contract_app"
+VICTIM = "client-2"
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+LOST, LIAR, VERIFIER = "Dale", "Bridge", "Abbey"
+LIES = """
+
+class Liar(type(app)):
+    def _member(self, place, context):
+        member = super()._member(place, context)
+        member.misstates = context.node_config.get("misstates")
+        return member
+
+
+app.__class__ = Liar
+"""
+"""A member of the example whose own machine says so misstates; all others are as in the example."""
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(4 * HANG)
+def test_a_deployment_scores_everyone_hides_updates_and_survives_a_kill(tmp_path):
+    roster, out = make_keys(tmp_path), tmp_path / "run"
+    nodes = {name: node_config(tmp_path, name) for name in NAMES}
+    with Loopback(tmp_path / "federation", nodes, ONE_THREAD) as federation:
+        keep_everything(federation.database)
+        start_a_node_that_trusts_signed_apps_only(federation)
+        config = {"roster": str(roster), "out": str(out), "patience": HANG, "join": HANG}
+        run = federation.submit(APP, config)
+        an_unregistered_node_is_refused(federation)
+        wait_for(
+            f"{VICTIM} sends its masked update of round 2",
+            lambda: federation.sent(VICTIM, "train") == 2,
+            alive=lambda: goes_on(federation, run),
+        )
+        killed = federation.kill(VICTIM)
+        assert len(killed) >= 2  # its SuperNode and SuperExec at least
+        run.wait()
+        kept = everything_kept(federation.database)
+        assert all(federation.pids(name) for name in ("superlink", *NAMES) if name != VICTIM)
+    assert not any(federation.pids(name) for name in ("superlink", "Mallory", "Wary", *NAMES))
+    its_reports_are_those_of_the_engine_in_one_process(out, tmp_path / "embedded")
+    round_2_has_the_victims_update_and_not_its_report(out)
+    the_operator_reads_what_happened(run.output, out)
+    the_wary_node_runs_no_app_that_nobody_signed(federation, out)
+    another_member_verifies(out, tmp_path / "copy", roster)
+    seen = [kept, everything_in(federation.home("superlink")), everything_in(out)]
+    no_plain_update_reached_the_server(out, b"\0".join(seen))
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(4 * HANG)
+def test_a_server_app_killed_after_training_is_settled_by_the_next_one(request, tmp_path, monkeypatch):
+    """One hospital is killed in the last round, its masked update sent, and is back later; another lies."""
+    example = request.config.rootpath / "examples" / "flower-hospitals"
+    monkeypatch.syspath_prepend(str(example))
+    import demo
+    from hospitals.task import HOSPITALS
+
+    app = shutil.copytree(example, tmp_path / "app")
+    client = app / "hospitals" / "client_app.py"
+    client.write_text(client.read_text() + LIES)
+    roster, out = demo.make_roster(tmp_path), tmp_path / "run"
+    nodes = {
+        name: {"fedmerit-key": str(demo.key_of(tmp_path, name)), "fedmerit-roster": str(roster)}
+        for name in HOSPITALS
+    }
+    nodes[LIAR]["misstates"] = 1.01
+    config = {"roster": str(roster), "server-key": str(demo.server_key(tmp_path)), "out": str(out)}
+    config |= {"rounds": 2, "patience": HANG, "join": HANG}
+    with Loopback(tmp_path / "federation", nodes, demo.THREADS) as federation:
+        run = federation.submit(app, config)
+
+        def alive():
+            goes_on(federation, run)
+
+        wait_for(f"{LOST} sends its last update", lambda: federation.sent(LOST, "train") == 2, alive=alive)
+        federation.kill(LOST)
+        wait_for("the pool is opened", lambda: "opening" in kinds(out), alive=alive)
+        assert f"{LOST} is away" in (out / "notes.txt").read_text()
+        killed = server_app(federation)
+        assert killed
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        wait_for("the ServerApp is gone", lambda: not server_app(federation), alive=lambda: None)
+        before = kinds(out)
+        assert before.count("round") == 2
+        assert not {"statement", "settled", "end"} & {*before}
+        federation.start_member(LOST)
+        federation.submit(app, {**config, "settle": True}).wait()
+    after = kinds(out)
+    assert after[: len(before)] == before
+    assert [after.count(kind) for kind in ("opening", "round", "end")] == [1, 2, 1]
+    for kind in ("statement", "seen"):
+        assert {record.author for record in records_in(out, kind)} == {*HOSPITALS}
+    settled = bodies_in(out, "settled")[-1]
+    assert (settled["missing"], settled["named"], settled["final"]) == ([], [LIAR], True)
+    lines = verified(out, tmp_path / VERIFIER, roster)
+    assert "settlement: 0 of 2 equations hold" in lines
+    for number in (1, 2):
+        assert f"settlement: in round {number} {LIAR}" in lines
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(2 * HANG)
+def test_a_simulation_is_scored_both_ways_and_is_called_a_rehearsal(tmp_path):
+    roster, out = make_keys(tmp_path), tmp_path / "run"
+    with Simulation(tmp_path / "simulation", ONE_THREAD) as simulation:
+        config = {"roster": str(roster), "out": str(out), "fedmerit-rehearsal": str(tmp_path)}
+        config |= {"method": "both", "patience": HANG, "join": HANG}
+        simulation.simulate(APP, len(NAMES), config).wait()
+    lines = list(verify_folder(out, archive=out / "archive"))
+    assert "settlement: 2 of 2 equations hold" in lines
+    assert any(line.startswith("rehearsal: one simulation held all keys") for line in lines)
+    assert [{*closed.reports} for closed in rounds_in(out)] == [{*NAMES}] * 2
+
+
+def kinds(out):
+    """Kinds of the records so far."""
+    with contextlib.suppress(LedgerError, sqlite3.Error):
+        return [record.kind for record in records_in(out)]
+    return []
+
+
+def server_app(federation):
+    """The process that runs the ServerApp."""
+    found = []
+    for pid in federation.pids("superlink"):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            found += [pid] if any(Path(word.decode()).name == "flwr-serverapp" for word in words) else []
+    return found
+
+
+def goes_on(federation, run):
+    federation.check()
+    if run.over:
+        raise FedmeritError(f"the run is over already:\n{run.output[-3000:]}")
+
+
+def start_a_node_that_trusts_signed_apps_only(federation):
+    federation.make_node_key("Wary")
+    federation.register("Wary")
+    key = Ed25519PrivateKey.generate().public_key()
+    public = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    trusted = federation.home("Wary") / "trusted.yaml"
+    trusted.write_text(f"fpk_0: {public} a reviewer\n")
+    federation.start_member("Wary", ["--trusted-entities", str(trusted)])
+    federation.wait_until_connected("Wary")
+
+
+def the_wary_node_runs_no_app_that_nobody_signed(federation, out):
+    reason = "does not take part: The FAB could not be verified."
+    assert f" node {federation.node_ids['Wary']} {reason}" in (out / "notes.txt").read_text()
+    log = (federation.home("Wary") / "log").read_text()
+    assert (
+        "App verification is not supported by the connected SuperLink." in log
+    )  # it says so of any local app
+
+
+def an_unregistered_node_is_refused(federation):
+    federation.make_node_key("Mallory")
+    federation.start_member("Mallory")
+    log = federation.last_words("Mallory")
+    assert "[code: 2004] Failed to activate SuperNode." in log
+    assert "SuperNode ID:" not in log
+
+
+def its_reports_are_those_of_the_engine_in_one_process(out, embedded):
+    with losing({VICTIM: "2:check"}):
+        run_embedded(task.config(), embedded)
+    assert told(out) == told(embedded)
+
+
+def told(out):
+    """What reports say, but for the history they rest on; between machines members leave the cosine out."""
+    return [
+        {
+            name: ({key: digest for key, digest in report.bound_to.items() if key != "head"}, report.measured)
+            for name, report in one.reports.items()
+        }
+        for one in rounds_in(out)
+    ]
+
+
+def round_2_has_the_victims_update_and_not_its_report(out):
+    scores = json.loads((out / "scores.json").read_text())
+    first, second = scores["rounds"]
+    assert first["participants"] == scores["clients"] == list(NAMES)
+    assert second["participants"] == [name for name in NAMES if name != VICTIM]
+    assert second["silent"] == [VICTIM]
+    for one in (first, second):
+        assert len(one["scores"]["ALPHA"]) == len(one["participants"])
+        assert np.isfinite(one["scores"]["ALPHA"]).all()
+    assert np.isfinite(scores["cumulative"]["ALPHA"]).all()
+
+
+def the_operator_reads_what_happened(output, out):
+    when = r"fedmerit \d{4}-\d\d-\d\d \d\d:\d\d:\d\d: "
+    assert len(re.findall(when + "round 1: 4 scheduled, 4 summed, 4 reported", output)) == 1
+    assert len(re.findall(when + f"{VICTIM} is away: ", output)) == 1
+    assert f" {VICTIM} is away: " in (out / "notes.txt").read_text()
+
+
+def another_member_verifies(out, copy, roster):
+    assert "rounds: 2 of 2, 0 aborted" in verified(out, copy, roster)
+    ledger = copy / "ledger.sqlite"
+    ledger.write_bytes(ledger.read_bytes().replace(VICTIM.encode(), b"client-3"))
+    with pytest.raises(LedgerError):
+        list(verify_folder(copy))
+
+
+def no_plain_update_reached_the_server(out, seen):
+    """Neither a trained model nor its change; what everybody gets, M0 and M, is found by the same search."""
+    starts = [task.federation().first, load_file(out / "checkpoints" / "model-0001.safetensors")["model"]]
+    nothing = np.zeros_like(starts[0])
+    sizes = [array.numel() for array in task.federation().network.state_dict().values()]
+    for number, start in enumerate(starts, 1):
+        public = stretches(start, nothing, sizes)
+        assert found(public, seen) == len(public) > 4
+        for name in NAMES:
+            load_vector(task.federation().network, start)
+            state, _ = task.train(task.federation().network.state_dict(), name, number)
+            trained = np.concatenate([array.numpy().ravel() for array in state.values()])
+            change = trained - start
+            secret = stretches(trained, start, sizes) + stretches(change, nothing, sizes)
+            secret += stretches(change.astype(np.float64), nothing, sizes)
+            assert found(secret, seen) == 0, f"the update of {name} in round {number} lies on the server"

@@ -1,0 +1,306 @@
+"""What members do not believe, do not answer and do not repeat."""
+
+import shutil
+import stat
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedmerit.config import from_dict, recorded_hash
+from fedmerit.errors import BindingError, MessageError, RefusedError
+from fedmerit.protocol.member import REFUSED
+from fedmerit.protocol.messages import EXCHANGES, Ask
+from fedmerit.protocol.settler import SETTLING
+from fedmerit.protocol.terms import cautious, check_roster
+from fedmerit.secagg.messages import to_broadcast
+from linear_federation import LIAR, Federation
+from raising import raises
+from refusals import refused
+from states import names_in
+
+NAMES = tuple(f"client-{i}" for i in range(4))
+
+
+@pytest.fixture
+def federation(tmp_path):
+    return Federation(tmp_path)
+
+
+@pytest.fixture
+def over(federation):
+    """A run up to the last head, which nobody has signed: after it members answer nothing else."""
+    with federation.trained():
+        yield federation
+
+
+# ----------------------------------------------------------------------------------------- something else
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "reason"),
+    [
+        ("report", lambda b: b.update(sum=0 * b["sum"] + 2**31 - 1), "the sum lies beyond what"),
+        (
+            "report",
+            lambda b: b.update(included=b["included"][:3]),
+            "the members in the sum are not those we signed for",
+        ),
+        ("report", lambda b: b.update(m0="0" * 64), "the server's M0 is not ours"),
+        ("report", lambda b: b.update(salts=0 * b["salts"]), "differs from what was committed"),
+        ("report", lambda b: b.update(sum=b["sum"][:-1]), "sum: expected 12 numbers"),
+        ("report", lambda b: b.update(sum=b["sum"].astype(float)), "sum: expected 12 numbers"),
+        ("report", lambda b: b.update(salts=b["salts"][:-1]), "of salt each"),
+        ("share", lambda b: b.update(list=b"FMB1"), "bytes that no member or server writes"),
+        (
+            "advertise",
+            lambda b: b.update(members=["client-0", LIAR]),
+            "scheduled with 2 members, but at least 3",
+        ),
+        ("advertise", lambda b: b.update(members=["client-0", LIAR, "nobody"]), "not on the roster"),
+    ],
+)
+def test_a_member_refuses_what_a_server_makes_up(federation, caplog, kind, change, reason):
+    """One member is told something else; it says no, and nobody else is harmed."""
+    federation.telling(kind, 1, change)
+    federation.run()
+    assert federation.verified()
+    rounds = federation.rounds
+    assert {*rounds[0].reports} == {*NAMES} - {LIAR}
+    refused = federation.errors(LIAR)
+    assert refused
+    assert all(isinstance(error, RefusedError) and error.logged for error in refused)
+    assert all(str(error).endswith(REFUSED) for error in refused)  # the reason stays with the member
+    assert reason in caplog.text
+    if kind == "report":  # who was told an impossible outcome answers nothing more
+        assert LIAR not in rounds[1].included
+
+
+def test_settings_that_are_not_those_of_their_hash_are_refused_with_a_reason(federation):
+    federation.telling("join", 0, lambda body: body["terms"].update(config_hash="0" * 64))
+    with federation.begun():
+        (error,) = federation.errors(LIAR)
+    assert isinstance(error, MessageError)
+    assert error.stage == "join"
+
+
+def test_roster_weights_are_those_of_the_members_own_roster(tmp_path):
+    """A server that weighs one member a million times more would read its update from the sum."""
+    roster = Federation(tmp_path, weights=dict.fromkeys(NAMES, 1.0)).roster
+    for weights, good in (
+        (dict.fromkeys(NAMES, 1.0), True),
+        ({**dict.fromkeys(NAMES, 1e-12), LIAR: 1.0}, False),
+    ):
+        training = {"weights": weights}
+        config = from_dict({"partition": {"names": list(roster.names)}, "training": training})
+        if good:
+            check_roster({"roster": roster.hash.hex()}, config, roster)
+        else:
+            with refused(BindingError):
+                check_roster({"roster": roster.hash.hex()}, config, roster)
+
+
+def test_a_model_that_is_not_the_last_one_is_not_trained(federation):
+    """A server that makes up M0 for one member learns from what it declines."""
+    nudged = np.float32(1e-3)
+    federation.sent = lambda name, number, m0: m0 + nudged if (name, number) == (LIAR, 2) else m0
+    federation.run()
+    assert federation.verified()
+    assert federation.rounds[1].declined == (LIAR,)
+
+
+def test_a_server_that_would_sum_them_gets_no_share(federation):
+    """With a learning rate of 0 for all others, the sum would be one member's update."""
+    federation.extra = lambda name, number: b"another learning rate" if name == LIAR else b""
+    heads = {}
+
+    def keep(name, ask, answer):
+        if ask.exchange == "train":
+            heads[ask.round, name] = answer[8 : 8 + int.from_bytes(answer[4:8], "big")]
+        return answer
+
+    def everybody(name, ask):
+        if ask.exchange != "check":
+            return None
+        return replace(ask, body={"list": to_broadcast("masked", [heads[ask.round, one] for one in NAMES])})
+
+    federation.after.append(keep)
+    federation.before.append(everybody)
+    federation.run()
+    assert federation.verified()
+    assert all(one.aborted and not one.included for one in federation.rounds)
+    assert {one.ask.exchange for one in federation.passed} == {*EXCHANGES} - {"unmask", "report", *SETTLING}
+
+
+@pytest.mark.parametrize(
+    ("weak", "reason"),
+    [
+        ({"threshold": 4}, "asked for a threshold of 4 of 6 members"),
+        ({"bound": 1e20}, "asked for a bound of 1e"),
+    ],
+)
+def test_members_agree_to_nothing_weaker_than_the_default(weak, reason):
+    """A server cannot talk them into less protection than they would have chosen."""
+    members = {"partition": {"names": [f"client-{i}" for i in range(6)]}}
+    with pytest.raises(RefusedError, match=reason):
+        cautious(from_dict({**members, "secure_aggregation": weak}))
+    with pytest.raises(RefusedError, match=r"chooses 0\.9 of the members"):
+        cautious(from_dict({**members, "participation": {"fraction": 0.9}}))
+    cautious(from_dict(members))
+
+
+def test_a_schedule_smaller_than_agreed_is_refused(federation, tmp_path, caplog):
+    """Three of four could be the server's choice of whom to look at."""
+    with federation.begun():
+        join = replace(federation.asked(LIAR)["join", 0], run="ab" * 16)
+        config = Federation(tmp_path / "four", settings={"secure_aggregation": {"threshold": 4}}).text
+        terms = {**join.body.terms, "config": config, "config_hash": recorded_hash(config)}
+        federation.ask(LIAR, join, terms=terms)
+        with raises(RefusedError, logged=True):
+            federation.ask(LIAR, Ask("advertise", join.run, 1, {"members": list(NAMES[:3])}))
+    assert "scheduled with 3 members, but at least 4 were agreed on" in caplog.text
+
+
+# ---------------------------------------------------------------- a server that asks again, or asks otherwise
+
+
+def test_terms_are_pinned(over):
+    """A member that joined a run agrees to nothing else in it."""
+    join = over.asked(LIAR)["join", 0]
+    with refused(RefusedError, stage="join", logged=False):
+        over.ask(LIAR, join, commitment={**join.body.commitment, "root": "0" * 64})
+
+
+@pytest.mark.parametrize("what", ["sum", "included", "next"])
+def test_one_request_for_a_report_is_answered_and_no_other(over, caplog, what):
+    """Each further one, on another M or W that members can well have summed to, would say something new."""
+    asked = over.asked(LIAR)["report", 2]
+    (said,) = [one.answer for one in over.passed if one.ask is asked and one.member == LIAR]
+    assert over.ask(LIAR, asked) == said  # the very same: the same answer
+    nudged = asked.arrays["sum"] + np.uint32(1)
+    with raises(RefusedError, logged=True):
+        over.ask(
+            LIAR, asked, **{what: {"sum": nudged, "included": list(NAMES[:3]), "next": list(NAMES)}[what]}
+        )
+    assert "has had another request for a report on this round" in caplog.text
+
+
+def test_nothing_is_said_twice_in_a_round(over):
+    asks = over.asked(LIAR)
+    for kind in ("share", "train", "check", "unmask"):
+        with raises(RefusedError, logged=True):
+            over.ask(LIAR, asks[kind, 2])
+    with raises(RefusedError, logged=True):  # new keys for a round that is over
+        over.ask(LIAR, Ask("advertise", over.run_id, 2, {"members": list(NAMES)}))
+
+
+def test_who_was_killed_while_it_trained_does_not_train_again(tmp_path, caplog):
+    """From a model of the server's choice, say: what it began is on its disk before it trains."""
+    federation, asks = Federation(tmp_path, files=True), {}
+
+    def killed(name, number, m0):
+        if name == LIAR:
+            raise KeyboardInterrupt
+        return federation.linear(name, number, m0)
+
+    federation.before.append(lambda name, ask: asks.update({(name, ask.exchange): ask}))
+    with federation.begun():
+        federation.train = killed
+        with pytest.raises(KeyboardInterrupt):
+            federation.round(1)
+        federation.train = federation.linear
+        with raises(RefusedError, logged=True):
+            federation.ask(LIAR, asks[LIAR, "train"])
+        assert "trains once per round" in caplog.text
+        with raises(RefusedError, logged=True):  # nor with new keys
+            federation.ask(LIAR, asks[LIAR, "advertise"])
+    assert (1, LIAR) not in federation.updates
+
+
+def test_one_last_head_is_signed(over):
+    over.finish()
+    close = over.asked(LIAR)["close", 2]
+    assert over.ask(LIAR, close)
+    with raises(RefusedError, logged=True):
+        over.ask(LIAR, close, head="0" * 64)
+
+
+def test_a_run_of_reports_is_not_settled(over):
+    """Who signed that a round is the last one would take part in no later round."""
+    with raises(RefusedError, logged=True):
+        over.ask(LIAR, Ask("last", over.run_id, 1, {}, {}))
+
+
+def test_what_the_server_did_not_sign_is_refused(over, caplog):
+    over.finish()
+    with raises(RefusedError, logged=True):
+        over.ask(LIAR, over.asked(LIAR)["close", 2], by="client-0")
+    assert "not signed by the server" in caplog.text
+
+
+# --------------------------------------------------------------------------------------- a member's own files
+
+
+def test_a_members_files_are_its_own_and_say_nothing(tmp_path):
+    federation = Federation(tmp_path, files=True).run()
+    folder = federation.heads(LIAR).parent
+    of_a_round = {"0002.asked", "0002.began", "0002.client", "0002.m0", "0002.report", "0002.update"}
+    kept = names_in(tmp_path / f"{LIAR}.pem")[federation.run_id]
+    assert kept == {*of_a_round, "floor", "seen", "terms"}  # nothing of round 1
+    assert {path.name.partition(".")[0] for path in folder.iterdir()} == {
+        "heads",
+        "terms",
+    }  # all else is small
+    told = federation.models[1].tobytes(), federation.updates[2, LIAR].tobytes()
+    for path in (folder.parent / "state", *folder.iterdir()):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert not any(one[:16] in path.read_bytes() for one in told)
+    assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+
+
+def lost(path, how):
+    """A file that was deleted, emptied, cut or replaced by what it held in the clear."""
+    data = path.read_bytes()
+    path.unlink()
+    if how != "deleted":
+        path.write_bytes({"emptied": b"", "cut": data[:32], "shortened": data[:-32], "plain": bytes(64)}[how])
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied", "cut", "shortened", "plain"])
+def test_a_member_that_lost_what_it_must_never_do_again_does_nothing(tmp_path, caplog, how):
+    """A server could have the same updates summed a second time, without one of them."""
+    federation = Federation(tmp_path, files=True).run()
+    asks = federation.asked(LIAR).values()
+    assert {ask.exchange for ask in asks} == {*EXCHANGES} - {*SETTLING}
+    state = tmp_path / f"{LIAR}.pem.state"
+    lost(state / "state", how)
+    before = sorted(state.rglob("*"))
+    told = "missing; it says" if how == "deleted" else "damaged, or encrypted with another key; it says"
+    told = f"{state / 'state'}: {told} what this member must never do again; put back a copy of the whole"
+    (join,) = [ask for ask in asks if ask.exchange == "join"]
+    for ask in (replace(join, run="ab" * 16), *asks):  # an invitation to any other run, and all
+        caplog.clear()
+        with refused(RefusedError, logged=True):
+            federation.ask(LIAR, ask)
+        assert told in caplog.text
+    assert sorted(state.rglob("*")) == before
+
+
+def test_what_a_member_must_never_do_again_is_kept_from_the_first_invitation_on(tmp_path):
+    """Before any share is released: a folder of a run without that file is one that lost it."""
+    federation = Federation(tmp_path, files=True)
+    with federation.begun():
+        assert (tmp_path / f"{LIAR}.pem.state" / "state").exists()
+        federation.ask(LIAR, federation.asked(LIAR)["join", 0])
+        shutil.rmtree(tmp_path / f"{LIAR}.pem.state")  # a new machine: nothing can tell
+        federation.ask(LIAR, federation.asked(LIAR)["join", 0])
+        assert (tmp_path / f"{LIAR}.pem.state" / "state").exists()
+
+
+def test_no_cosine_is_told_and_none_is_made_up(federation):
+    """It would read a coordinate for a server that makes up M."""
+    federation.run()
+    assert all(report.cosine is None for one in federation.rounds for report in one.reports.values())
+    said = (federation.folder / "scores.json").read_text()
+    assert "cosine" not in said
+    assert '"COS"' not in said

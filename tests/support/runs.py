@@ -1,0 +1,128 @@
+"""Runs in folders, as tests read, pay and forge them."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+from fedmerit.config import recorded
+from fedmerit.errors import LedgerError
+from fedmerit.ledger.chain import Copy, Ledger
+from fedmerit.ledger.chain import verified as verified_records
+from fedmerit.ledger.run import _Fold, replay
+from fedmerit.protocol.outcome import Report, Round
+from fedmerit.report.source import source_of
+from fedmerit.report.statement import facts_as_decided as of_decision
+from fedmerit.storage import checks, recorder
+from fedmerit.verify import verified
+
+
+def ledger_of(folder):
+    """The ledger in a folder, open to be read."""
+    return Ledger(Path(folder) / "ledger.sqlite", read_only=True)
+
+
+def records_of(folder):
+    """All records in a folder's ledger."""
+    with ledger_of(folder) as ledger:
+        return list(ledger.records())
+
+
+def run_in(folder):
+    """The run that the ledger of a folder, or a copy of one, holds."""
+    if Path(folder).suffix == ".jsonl":
+        return replay(Copy(folder))
+    with ledger_of(folder) as ledger:
+        return replay(ledger)
+
+
+def sound(folder):
+    """The run in a folder that verifies."""
+    run, differs = verified(folder, [])
+    if differs:
+        raise differs
+    return run
+
+
+def record_decision(folder, terms, heading=None):
+    """Verify a run, and record a decision in its ledger; return it, and whether it is new."""
+    paid, new = recorder.record_decision(sound(folder), terms, heading)
+    return paid.decisions[-1], new
+
+
+def read_run(folder):
+    """The rounds of a run, its decisions and its head."""
+    run = sound(folder)
+    return list(run.rounds), list(run.decisions), run.head
+
+
+def renew(folder):
+    """Rewrite score files that are older than the ledger."""
+    return checks.renew(Path(folder), run_in(folder))
+
+
+def first_body(ledger, kind):
+    """The body of the only record of a kind."""
+    (record,) = ledger.records(kind)
+    return record.body
+
+
+def config_of(ledger):
+    """The settings of a run."""
+    return recorded(first_body(ledger, "run")["terms"]["config"])
+
+
+def rounds_of(ledger):
+    """The closed rounds of a ledger, read by a program that looks for no lies."""
+    found, run = [], None
+    for record in ledger.records():
+        body = record.body
+        if record.kind == "run":
+            run = body["run"]
+        elif record.kind == "schedule":
+            one = Round(body["round"], tuple(body["members"]))
+        elif record.kind == "blame":
+            one.blamed += (body["member"],)
+        elif record.kind == "report":
+            if record.withheld:
+                one.withheld += (record.author,)
+                continue
+            try:
+                one.reports[record.author] = Report.from_body(record.author, body, run=run)
+            except Exception as error:
+                raise LedgerError(f"{record.name}: {error}", record=record.seq) from error
+        elif record.kind == "round":
+            one.included, one.declined = tuple(body["included"]), tuple(body["declined"])
+            one.silent, one.aborted, one.body = tuple(body["silent"]), body["aborted"], body
+            found.append(one)
+    return found
+
+
+def verify_chain(ledger, keys):
+    """Check digests, signatures and seals alone; return whether there are keys."""
+    known = []
+
+    def noted(record):
+        known.append(keys(record))
+        return known[0]
+
+    if not list(verified_records(ledger.records(), noted)):
+        raise LedgerError(f"{ledger.path}: the ledger is empty")
+    return bool(known[0])
+
+
+def folded(records, path=Path("forged.sqlite")):
+    """The run in these records, whose digests and signatures are not looked at."""
+    fold = _Fold.begun(SimpleNamespace(path=path), records[0], None)
+    for record in records:
+        fold.add(record)
+    return fold.finished()
+
+
+def source_in(folder, utility=None):
+    """The reports of a run, as they are scored."""
+    return source_of(sound(folder), utility=utility)
+
+
+def facts_as_decided(folder):
+    """The facts of the last decision in a folder."""
+    run = sound(folder)
+    return of_decision(run, run.decisions[-1])

@@ -1,0 +1,41 @@
+"""A federation small enough to run many of: real data, a real network, seconds; scored by reports."""
+
+from unittest.mock import patch
+
+import numpy as np
+
+from fedmerit.config import from_dict
+
+TINY = {
+    "data": {"test_size": 50},
+    "partition": {"clients": 4, "scheme": "sizes", "sizes": [60, 50, 70, 40]},
+    "model": {"name": "network:tiny"},
+    "training": {"rounds": 2, "local_epochs": 1, "batch_size": 16},
+    "scoring": {"method": "reports", "utilities": ["expected-accuracy", "accuracy"]},
+}
+
+
+ALL = "scoring.utilities=['expected-accuracy', 'accuracy', 'brier']"
+"""The utilities that a run has unless told otherwise."""
+
+
+def tiny(*overrides):
+    return from_dict(TINY, overrides)
+
+
+class Seen:
+    """An analysis that keeps the plain rounds by number: M0, the outcome, and everybody's update."""
+
+    def __init__(self):
+        self.rounds = {}
+
+    def summed(self, plain):
+        updates = np.stack([plain.update(name) for name in plain.outcome.included])
+        self.rounds[plain.outcome.round] = (plain.m0, plain.outcome, updates)
+
+
+def losing(lost):
+    """Lose members of rehearsals within this context: {"client-2": "3:masked"}, from that stage on."""
+    from fedmerit.simulation.transport import LocalTransport
+
+    return patch.object(LocalTransport, "lost", lost)
