@@ -235,7 +235,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--data", type=Path, help="folder of the datasets")
-    parser.add_argument("--out", type=Path, required=True, help="where results go")
+    parser.add_argument("--out", type=Path, default=Path("runs/cells"), help="where results go (runs/cells)")
     parser.add_argument("--budget-minutes", type=float, default=9.0)
     parser.add_argument("--only", nargs="+", default=[], metavar="EXPERIMENT")
     parser.add_argument("--dataset", help="only rows of this dataset of the plan, such as cifar10")
