@@ -282,12 +282,10 @@ def check(config: Sections) -> None:
         if name not in TRUTHS:
             raise ConfigError.at("scoring.truth", f"expected {' or '.join(TRUTHS)}, got {name!r}")
     _check_visibility(config)
-    for key in ("report.title", "report.contact", "payment.currency"):
+    for key in ("report.title", "payment.currency"):
         text = _value(config, key)
         if expected := wrong(key.split(".")[1], text):
             raise ConfigError.at(key, f"expected {expected}, got {text!r:.100}")
-    if (days := config.report.objection_days) < 0:
-        raise ConfigError.at("report.objection_days", f"expected 0 or more days, got {days}")
     _check_method(config)
     _check_payment(config)
 

@@ -28,7 +28,7 @@ _CURRENCY = re.compile(r"[A-Z]{3}|[$€£¥₩₪₴₹₺₽]")
 
 @dataclass(frozen=True)
 class Heading:
-    """What a page or decision is about: title, date (2026-11-30) and currency (EUR); empty if nobody said.
+    """What a page or decision is about, whom to ask, and until which day; each is empty if nobody said.
 
     >>> Heading(title="Lung nodules", currency="EUR").body()
     {'title': 'Lung nodules', 'currency': 'EUR'}
@@ -37,6 +37,8 @@ class Heading:
     title: str = ""
     date: str = ""
     currency: str = ""
+    contact: str = ""
+    objections: str = ""  # the last day for them
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -55,7 +57,9 @@ class Heading:
     def of(cls, body: Mapping[str, Any]) -> Heading:
         """Read a recorded heading; raise InputError unless `body` could have written it."""
         if not {*body} <= {*cls.__dataclass_fields__} or not all(body.values()):
-            raise InputError(f"heading: expected title, date or currency, got {dict(body)!r:.100}")
+            raise InputError(
+                f"heading: expected some of {', '.join(cls.__dataclass_fields__)}, got {dict(body)!r:.100}"
+            )
         return cls(**body)
 
 
@@ -69,7 +73,7 @@ def wrong(name: str, value: Any) -> str:
         return "text"
     if not value:
         return ""
-    if name == "date":
+    if name in ("date", "objections"):
         try:
             right = date.fromisoformat(value).isoformat() == value
         except ValueError:
@@ -296,8 +300,6 @@ class ReportSettings:
     """What decisions, statements and the page are about."""
 
     title: str = setting("", "such as Lung nodules 2026, Rhine hospitals")
-    contact: str = setting("", "whom members write to about a decision, such as office@example.org")
-    objection_days: int = setting(0, "days for objections, in every statement; 0: as the contract says")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -199,10 +199,31 @@ def test_a_decision_records_its_heading_and_a_repeated_one_is_not_new(folder):
     assert read_run(folder)[1][0].heading == made.heading == HEADING
 
 
+def test_a_decision_records_whom_to_ask_until_when(folder):
+    asked = ("--contact", "office@example.org", "--objections", "2026-12-31")
+    assert call("rewards", folder, "--budget", "1000", "--contact", "two\nlines").exit_code == 1
+    assert call("rewards", folder, "--budget", "1000", *asked).exit_code == 0
+    heading = read_run(folder)[1][0].heading
+    assert (heading.contact, heading.objections) == (asked[1], asked[3])
+    for path in (folder / "statements").glob("*.json"):
+        statement = json.loads(path.read_text())
+        assert (statement["contact"], statement["objections"]) == (asked[1], asked[3])
+    assert "payouts: decision 1 " in " ".join(verify_folder(folder))
+
+
 def test_a_heading_that_nobody_could_have_written_is_refused():
     from fedmerit.ledger.kinds import RecordedHeading, converted
 
-    for wrong in ({"title": ""}, {}, {"owner": "x"}, {"date": "30.11.2026"}, {"currency": 3}, "x", ["x"]):
+    for wrong in (
+        {"title": ""},
+        {},
+        {"owner": "x"},
+        {"date": "30.11.2026"},
+        {"objections": "soon"},
+        {"currency": 3},
+        "x",
+        ["x"],
+    ):
         with pytest.raises(FedmeritError):
             Heading.of(converted(wrong, RecordedHeading))
     with pytest.raises(

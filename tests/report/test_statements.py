@@ -137,11 +137,11 @@ def test_another_score_than_the_contribution_is_named():
 
 def test_a_statement_says_whom_to_ask_until_when_and_where_to_sign():
     given = reports([0.3, 0.2, 0.1], [0.01] * 3, clients=tuple("ABC"))
-    facts = decided([given], Terms("1000.00", "accuracy"), contact="office@example.org", objection_days=30)
-    dated = replace(facts.decision, heading=Heading(date="2026-11-30"))
-    told = as_markdown(Facts(replace(facts.source, decisions=(dated,)), score="ALPHA"), "B")
+    facts = decided([given], Terms("1000.00", "accuracy"))
+    heading = Heading(contact="office@example.org", objections="2026-12-30")
+    told = as_markdown(Facts(replace(facts.source, heading=heading), score="ALPHA"), "B")
     assert "- To: B\n- Contact: office@example.org\n" in told
-    assert "- Objections: within 30 days of 30 November 2026, to the contact;" in told
+    assert "- Objections: until 30 December 2026, to the contact;" in told
     assert re.search(r"- Place, date: …+\n- Signature: …+\n$", told)
     plain = as_markdown(decided([given], Terms("1000.00", "accuracy")), "B")
     assert "- Contact: …" in plain

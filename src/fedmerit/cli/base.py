@@ -163,15 +163,15 @@ Language = Annotated[
 ]
 
 
-def heading_of(title: str | None, date: str | None, currency: str | None) -> Heading:
-    """Return what the options say about title, date and currency."""
+def heading_of(currency: str | None, **parts: str | None) -> Heading:
+    """Return what the options say about title, date, currency, contact and the last day for objections."""
     from fedmerit.errors import InputError
     from fedmerit.settings import Heading
 
     if currency and currency.isascii():  # as in an amount, such as 100 eur
         currency = currency.upper()
     try:
-        return Heading(title or "", date or "", currency or "")
+        return Heading(currency=currency or "", **{name: text or "" for name, text in parts.items()})
     except InputError as error:
         fail(f"--{error}")
 

@@ -50,7 +50,7 @@ def page(
     from fedmerit.report.terminal import counting, tell_notes, warn
     from fedmerit.storage.run_folder import write
 
-    heading = heading_of(title, date, currency)
+    heading = heading_of(currency, title=title, date=date)
     target = out_ or (source if source.is_dir() else source.with_suffix(".html"))
     if out_ is not None or not source.is_dir():
         check_target(target, force=force)

@@ -227,6 +227,17 @@ def rewards(
     title: base.Title = None,
     date: base.Date = None,
     currency: base.Currency = None,
+    contact: Annotated[
+        str | None, typer.Option(help="Whom members write to about the decision.", show_default="nobody")
+    ] = None,
+    objections: Annotated[
+        str | None,
+        typer.Option(
+            help="The last day for objections, such as 2026-12-31.",
+            metavar="DAY",
+            show_default="as the contract says",
+        ),
+    ] = None,
     language: base.Language = None,
 ) -> None:
     """Divide a budget into exact cents; for a run folder, record that and write a statement per member.
@@ -248,7 +259,7 @@ def rewards(
     from fedmerit.report.workbook import payouts_workbook
 
     _check_out(out_, format)
-    heading = heading_of(title, date, currency)
+    heading = heading_of(currency, title=title, date=date, contact=contact, objections=objections)
     source = read_reports(file, utility, form=form_of(), missing=missing)
     paid_by = score_to_pay(source, score)
     _check_score(paid_by, source)

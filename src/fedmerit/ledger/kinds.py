@@ -276,7 +276,8 @@ class Countersigned(Body, frozen=True):
 # ----------------------------------------------------------------------------------------------- payment
 
 
-RecordedHeading = Annotated[Mapping[Literal["title", "date"], str], Meta(min_length=1)]
+RecordedPart = Literal["title", "date", "contact", "objections"]
+RecordedHeading = Annotated[Mapping[RecordedPart, str], Meta(min_length=1)]
 
 
 class FenceBody(Body, frozen=True):

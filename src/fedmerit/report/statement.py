@@ -234,14 +234,11 @@ def _identity(facts: Facts) -> Iterator[str]:
 
 def _addressed(facts: Facts, client: str) -> Iterator[Row]:
     """Yield to whom the statement goes, whom to ask, and until when to object."""
-    decision, config = _decision(facts)[0], facts.source.config
-    assert config is not None
-    report = config.report
+    heading = facts.source.heading
     yield words("statement.to"), client
-    yield words("statement.contact"), report.contact or BLANK
-    if report.objection_days and decision.heading.date:
-        date = day(decision.heading.date)
-        yield words("statement.objections"), words("statement.within", days=report.objection_days, date=date)
+    yield words("statement.contact"), heading.contact or BLANK
+    if heading.objections:
+        yield words("statement.objections"), words("statement.until", date=day(heading.objections))
     else:
         yield words("statement.objections"), words("statement.by-contract")
 
@@ -465,8 +462,6 @@ def as_dict(facts: Facts, client: str) -> dict[str, Any]:
         "head": run.head,
         **vars(decision.terms),
         "departures": {one.term: {"signed": one.signed, "used": one.used} for one in decision.departures},
-        "contact": facts.source.config.report.contact if facts.source.config else "",
-        "objection_days": facts.source.config.report.objection_days if facts.source.config else 0,
         "planted": _planted(facts, client),
         "doubts": [str(doubt) for doubt in decision.doubts],
         "rounds": {
