@@ -187,9 +187,9 @@ def test_files_are_not_written_beside_a_process_that_holds_the_folder(older):
 
 
 def test_a_run_that_goes_on_raises_no_false_alarm(tmp_path):
-    """A real `fedmerit run` of short rounds, and a loop of verify beside it until it ends."""
+    """A real `fedmerit run` of short rounds, and verify beside it until it saw five different counts."""
     config, folder = tmp_path / "short.toml", tmp_path / "run"
-    settings = ["model.name=mlp", "training.rounds=20", "scoring.utilities=['accuracy']"]
+    settings = ["model.name=mlp", "training.rounds=2000", "scoring.utilities=['accuracy']"]
     config.write_text(from_dict(TINY, settings).to_toml())
     command = [*FEDMERIT, "run", config, "--out", folder]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -198,7 +198,8 @@ def test_a_run_that_goes_on_raises_no_false_alarm(tmp_path):
         while not (folder / "scores.csv").exists():
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.01)
-        while process.poll() is None:
+        while len(set(seen)) < 5:
+            assert process.poll() is None, process.stderr.read()
             lines = list(verify_folder(folder))
             (rounds,) = [line for line in lines if line.startswith("rounds: ")]
             seen.append(int(rounds.split()[1]))
@@ -207,9 +208,7 @@ def test_a_run_that_goes_on_raises_no_false_alarm(tmp_path):
     finally:
         process.kill()
         process.communicate()
-    assert process.returncode == 0
     assert seen == sorted(seen)
-    assert len(set(seen)) >= 5
     assert list(verify_folder(folder))
 
 
