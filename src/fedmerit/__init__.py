@@ -6,10 +6,8 @@
 ('C', 'B', 'A')
 """
 
-from functools import partial as _partial
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
 
 from fedmerit.config import VERSION as _VERSION
 from fedmerit.errors import FedmeritError
@@ -34,7 +32,6 @@ from fedmerit.scoring.scores import (
     solo,
     surplus,
 )
-from fedmerit.scoring.types import SHOWN as _SHOWN
 from fedmerit.scoring.types import Reports, Scores, Table
 
 if _TYPE_CHECKING:
@@ -55,14 +52,3 @@ def load(folder: str | _Path) -> "_Run":
     from fedmerit.report.notebook import load  # here, so that scores alone load no ledger
 
     return load(folder)
-
-
-def _show(how: str, value: _Any) -> _Any:
-    from fedmerit.report import shown  # here, so that scores alone load no tables and charts
-
-    return getattr(shown, how)(value)
-
-
-_SHOWN.update({
-    how: _partial(_show, how) for how in ("scores_html", "scores_plot", "shares_plot", "payouts_html")
-})  # fmt: skip

@@ -10,12 +10,11 @@ from typing import Any, Literal
 
 from fedmerit.config import Config
 from fedmerit.errors import LedgerError
-from fedmerit.files.documents import frame_of, scores_columns
+from fedmerit.files.documents import frame_of, html_table, scores_columns, scores_html
 from fedmerit.ledger.decisions import Decision
 from fedmerit.ledger.run import Run
 from fedmerit.notes import Note, words
 from fedmerit.report.facts import Facts
-from fedmerit.report.shown import html_table, scores_html
 from fedmerit.report.source import source_of
 from fedmerit.report.text import money_text, share_text
 from fedmerit.scoring.scores import alpha
