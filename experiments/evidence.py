@@ -62,7 +62,7 @@ def spearman(
 
 def close(x: Any, y: Any) -> float | None:
     """Spearman of two vectors; None where one of them is constant."""
-    return agreement(settled(x), settled(y), resamples=0).spearman
+    return agreement(settled(x), settled(y)).spearman
 
 
 def agree(x: Any, y: Any) -> float:

@@ -235,7 +235,7 @@ def agreements(cell: Result, utility: str, at: int, truth: str, against: str) ->
         both = utility in cell["utilities"] and against in cell["utilities"]
         own, true = (scores(cell, one, at) if both else {} for one in (utility, against))
         known[key] = {
-            name: agreement(own[name], true[truth], resamples=0)
+            name: agreement(own[name], true[truth])
             for name in SCORES
             if truth in true and name in own and name != truth
         }

@@ -143,7 +143,7 @@ def compared(cells: Sequence[Result], protocol: str, at: int, truth: str = "trut
             own = every.get(kept(cells, name, protocol))
             if own is None:
                 continue
-            near = agreement(own, every[truth], resamples=0)
+            near = agreement(own, every[truth])
             values = {metric: getattr(near, metric) for metric in METRICS if metric != "l2"}
             values["l2"] = squared_distance(own, every[truth], protocol)
             for metric, value in values.items():

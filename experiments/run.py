@@ -213,7 +213,7 @@ def difference(result: Result, published: Result) -> str:
         parts.append(f"{utility} {max(gaps, default=0.0):.4f}")
     near = [vectors(one, OURS, 10**6).get("FP") for one in (result, published)]
     known = [one for one in near if one is not None]
-    again = agreement(*known, resamples=0).spearman if len(known) == 2 else None
+    again = agreement(*known).spearman if len(known) == 2 else None
     shown = "undefined" if again is None else f"{again:.2f}"
     return (
         f"  against the published cell: v(M) differs by at most {', '.join(parts)}; Spearman of alpha {shown}"

@@ -68,7 +68,7 @@ def near(cell: Result, protocol: str, at: int, score: str, truth: str) -> float 
     every = vectors(cell, protocol, at)
     if score not in every or truth not in every:
         return None
-    return agreement(every[score], every[truth], resamples=0).spearman
+    return agreement(every[score], every[truth]).spearman
 
 
 def differences(pairs: Sequence[tuple[float | None, float | None]]) -> list[float]:

@@ -210,7 +210,6 @@ def test_every_error_and_the_sampled_value_are_in_the_reference():
     for name in [
         *(f"errors.{name}" for name in raised),
         "scoring.ground_truth.sampled_shapley",
-        "scoring.ground_truth.Sampled",
     ]:
         assert f"::: fedmerit.{name}\n" in reference
 

@@ -434,7 +434,7 @@ def convergence(
     sure = np.zeros((n, n), dtype=bool) if better is None else np.asarray(better, dtype=bool)
     return Convergence(
         numbers=tuple(numbers),
-        spearman=tuple(agreement(row, sums[-1], resamples=0).spearman for row in sums),
+        spearman=tuple(agreement(row, sums[-1]).spearman for row in sums),
         ordered=tuple(np.count_nonzero((signs == final) & (final > 0), axis=(1, 2)).tolist()),
         pairs=int(np.count_nonzero(final > 0)),
         since=_since(np.all(signs == final, axis=(1, 2)).tolist(), numbers),

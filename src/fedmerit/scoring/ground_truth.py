@@ -10,10 +10,8 @@ of S:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import permutations
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,11 +19,9 @@ import numpy.typing as npt
 
 from fedmerit.errors import InputError, NeedsTable, ReportError
 from fedmerit.notes import Note
-from fedmerit.scoring.sampling import student_quantile
 from fedmerit.scoring.scores import Empty, ee, fp, loo
 from fedmerit.scoring.types import Reports, Scores, Status, Table, Vector, in_order, settle
-from fedmerit.scoring.uncertainty import Matrix
-from fedmerit.scoring.validate import A_NUMBER, LARGEST, floats, labels_of, level_of, names_of, number, whole
+from fedmerit.scoring.validate import A_NUMBER, LARGEST, floats, labels_of, names_of, number, whole
 
 # ------------------------------------------------------------------------------------------ all coalitions
 
@@ -155,37 +151,18 @@ LEAST_PAIRS = 10
 smooth games (93 % from 10 pairs on), and far less in games where a client rarely matters."""
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """A sampled Shapley value."""
-
-    scores: Scores  # ``stderr`` is the sampling error; None, with a note, below `LEAST_PAIRS` pairs of orders
-    evaluations: int  # coalitions, each evaluated once
-    pairs: int  # of orders
-    exact: bool  # whether every coalition was evaluated, so that the sampling error is 0
-
-    def interval(self, *, level: float = 0.95) -> Matrix:
-        """Return Student's interval per client: lower and upper end, shape (N, 2)."""
-        if self.scores.stderr is None:
-            needed = f"an interval needs at least {LEAST_PAIRS} pairs of orders"
-            raise InputError(f"{needed}, got {self.pairs}: allow a larger budget")
-        quantile = 0.0 if self.exact else student_quantile((1 - level_of(level)) / 2, self.pairs - 1)
-        half = quantile * self.scores.stderr
-        return np.stack([self.scores.raw - half, self.scores.raw + half], axis=1)
-
-
 def sampled_shapley(
     value: Callable[[int], float], clients: int | np.integer[Any] | Iterable[str], *,
     budget: int, seed: int = 0,
-) -> Sampled:  # fmt: skip
+) -> Scores:  # fmt: skip
     r"""Estimate the Shapley value from random orders of arrival and their reverses.
 
     .. math:: \hat\phi_i = \frac1{2K} \sum_{k=1}^{K} [v(P_i^{\pi_k} \cup \{i\}) - v(P_i^{\pi_k})]
               + [v(P_i^{\bar\pi_k} \cup \{i\}) - v(P_i^{\bar\pi_k})]
 
     where :math:`P_i^\pi` are the clients before i in the order :math:`\pi`, and :math:`\bar\pi` is its
-    reverse. The standard error is :math:`\mathrm{sd}_i / \sqrt K`, from K = 10 pairs on. The values add up to
-    the gain.
+    reverse. The standard error is :math:`\mathrm{sd}_i / \sqrt K` with K - 1 degrees of freedom, from K = 10
+    pairs on, and 0 if every coalition was evaluated. The values add up to the gain.
 
     Args:
         value: (bitmask of a coalition) -> its utility; called at most once for each.
@@ -194,7 +171,7 @@ def sampled_shapley(
         seed: seed of the random orders, 0 or more.
 
     >>> game = lambda mask: float(mask.bit_count() ** 2)      # symmetric: everyone is worth N
-    >>> sampled_shapley(game, 4, budget=14).scores.values
+    >>> sampled_shapley(game, 4, budget=14).values
     array([4., 4., 4., 4.])
     """
     names = names_of(clients, None, "sampled_shapley: ") if isinstance(clients, Iterable) else ()
@@ -221,7 +198,7 @@ def sampled_shapley(
     rng = np.random.default_rng(seed)
     gain = v(full) - v(0)
     if budget > full:
-        return _exact([v(mask) for mask in range(full + 1)], names, pairs=0)
+        return _exact([v(mask) for mask in range(full + 1)], names)
     pairs = 0
     mean, squares = np.zeros(n), np.zeros(n)  # Welford's running mean and sum of squared deviations
     while pairs < 2 or (len(cache) + 2 * (n - 1) <= budget and pairs < budget):
@@ -232,19 +209,15 @@ def sampled_shapley(
         mean += away / pairs
         squares += away * (pair - mean)
         if len(cache) > full:
-            return _exact([cache[mask] for mask in range(full + 1)], names, pairs)
-    enough = pairs >= LEAST_PAIRS
-    scores = Scores(
-        score="SV", clients=names, values=mean, raw=mean.copy(), gain=gain,
-        stderr=np.sqrt(squares / (pairs - 1) / pairs) if enough else None,
-        notes=() if enough else (Note("few-orders", pairs=pairs, least=LEAST_PAIRS),),
-    )  # fmt: skip
-    return Sampled(scores, len(cache), pairs, exact=False)
+            return _exact([cache[mask] for mask in range(full + 1)], names)
+    scores = Scores(score="SV", clients=names, values=mean, raw=mean.copy(), gain=gain)
+    if pairs < LEAST_PAIRS:
+        return replace(scores, notes=(Note("few-orders", pairs=pairs, least=LEAST_PAIRS),))
+    return replace(scores, stderr=np.sqrt(squares / (pairs - 1) / pairs), freedom=pairs - 1)
 
 
-def _exact(values: list[float], names: tuple[str, ...], pairs: int) -> Sampled:
-    scores = shapley(Table(np.array(values), names))
-    return Sampled(replace(scores, stderr=np.zeros(len(names))), len(values), pairs, exact=True)
+def _exact(values: list[float], names: tuple[str, ...]) -> Scores:
+    return replace(shapley(Table(np.array(values), names)), stderr=np.zeros(len(names)))
 
 
 def _arrivals(v: Callable[[int], float], order: npt.NDArray[np.int64]) -> Vector:
@@ -259,31 +232,19 @@ def _arrivals(v: Callable[[int], float], order: npt.NDArray[np.int64]) -> Vector
 
 # ------------------------------------------------------------------------------------------------ agreement
 
-EXACT_CLIENTS = 7
-"""Up to this many clients, the p-values use all N! permutations."""
-
 Minimum = Literal["always", "negative"]
 """Whether a normalisation subtracts the minimum always, or only if it is negative."""
-MAX_P_CLIENTS = 30
-"""Above this many clients, no p-values are computed."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Distance and correlations of two score vectors; an undefined one is None, never 0.
-
-    The p-values are two-sided: how often a random assignment of the scores to the clients agrees, or
-    disagrees, at least as much. With 4 clients even a perfect ranking is reached by 1 assignment in 24.
-    """
+    """Distance and correlations of two score vectors; an undefined one is None, never 0."""
 
     n: int
     l2: float
     spearman: float | None
     kendall: float | None
     pearson: float | None
-    p_spearman: float | None = None
-    p_kendall: float | None = None
-    p_pearson: float | None = None
 
 
 def normalise(values: Scores | npt.ArrayLike, *, minimum: Minimum = "always") -> Vector:
@@ -312,9 +273,8 @@ def normalise(values: Scores | npt.ArrayLike, *, minimum: Minimum = "always") ->
 
 
 def agreement(
-    scores: Scores | npt.ArrayLike, truth: Scores | npt.ArrayLike, *,
-    minimum: Minimum = "always", resamples: int = 9999,
-) -> Agreement:  # fmt: skip
+    scores: Scores | npt.ArrayLike, truth: Scores | npt.ArrayLike, *, minimum: Minimum = "always"
+) -> Agreement:
     r"""Measure how close ``scores`` are to ``truth``.
 
     .. math:: L_2 = \| n(\text{scores}) - n(\text{truth}) \|_2
@@ -324,69 +284,20 @@ def agreement(
     of the vectors is constant.
 
     Clients are matched by name if both sides name them, as ``Scores`` and a labelled pandas Series do, and by
-    position otherwise. Of ``Scores``, the published ``values`` are compared, as in the paper. The p-values
-    come from all permutations of up to 7 clients, and from ``resamples`` random ones of up to 30; beyond, and
-    with 0, there are none.
+    position otherwise. Of ``Scores``, the published ``values`` are compared, as in the paper.
 
     >>> a = agreement([1, 2, 3, 4], [1, 2, 4, 3])
-    >>> round(a.spearman, 3), round(a.kendall, 3), round(a.p_kendall, 3)
-    (0.8, 0.667, 0.333)
+    >>> round(a.spearman, 3), round(a.kendall, 3)
+    (0.8, 0.667)
     >>> agreement([1, 1, 1], [1, 2, 3]).spearman is None
     True
     """
     x, y = _matched(scores, truth)
-    resamples = whole(resamples, "resamples")
     l2 = float(np.linalg.norm(normalise(x, minimum=minimum) - normalise(y, minimum=minimum)))
     if _is_constant(x) or _is_constant(y):
         return Agreement(n=x.size, l2=l2, spearman=None, kendall=None, pearson=None)
     ranks = _average_ranks(x), _average_ranks(y)
-    coefficients = _pearson(*ranks), _kendall(*ranks), _pearson(x, y)
-    p: tuple[float | None, ...] = (None, None, None)
-    if resamples and x.size <= MAX_P_CLIENTS:
-        p = _p_values(_standardised(x), _standardised(y), *ranks, resamples=resamples)
-    return Agreement(x.size, l2, *coefficients, *p)
-
-
-def _p_values(
-    x: Vector, y: Vector, x_ranks: Vector, y_ranks: Vector, *, resamples: int
-) -> tuple[float, float, float]:
-    """Return the p-values of Spearman, Kendall and Pearson: how often a permutation of y reaches them.
-
-    Permutations leave the denominators as they are. The observed one is added to a random sample.
-    """
-    n = x.size
-    left, right = np.triu_indices(n, 1)
-    order = np.sign(x_ranks[left] - x_ranks[right])
-    centred = _standardised(x_ranks), _standardised(y_ranks)
-    numerators: tuple[Callable[[npt.NDArray[np.int64]], Vector], ...] = (
-        lambda p: centred[1][p] @ centred[0],
-        lambda p: np.sign(y_ranks[p[:, left]] - y_ranks[p[:, right]]) @ order,
-        lambda p: y[p] @ x,
-    )
-    identity = np.arange(n)[None, :]
-    bars = [abs(float(f(identity)[0])) - 1e-10 for f in numerators]  # minus a margin for rounding
-    counts, total = np.zeros(3), 0
-    for chunk in _permutations(n, resamples):
-        total += len(chunk)
-        counts += [np.count_nonzero(np.abs(f(chunk)) >= bar) for f, bar in zip(numerators, bars, strict=True)]
-    extra = 0 if n <= EXACT_CLIENTS else 1
-    spearman, kendall, pearson = ((counts + extra) / (total + extra)).tolist()
-    return spearman, kendall, pearson
-
-
-def _permutations(n: int, resamples: int) -> Iterator[npt.NDArray[np.int64]]:
-    if n <= EXACT_CLIENTS:
-        yield _all_permutations(n)
-        return
-    generator = np.random.default_rng(0)
-    for start in range(0, resamples, 1000):
-        rows = np.tile(np.arange(n), (min(1000, resamples - start), 1))
-        yield generator.permuted(rows, axis=1)
-
-
-@lru_cache(maxsize=EXACT_CLIENTS)
-def _all_permutations(n: int) -> npt.NDArray[np.int64]:
-    return np.array(list(permutations(range(n))), dtype=np.int64)
+    return Agreement(x.size, l2, _pearson(*ranks), _kendall(*ranks), _pearson(x, y))
 
 
 def _pearson(x: Vector, y: Vector) -> float:
@@ -510,7 +421,7 @@ def paper_table(
     true_values = np.array([truth[name] + shift for name in last.clients])
 
     def near(values: npt.ArrayLike) -> Agreement:
-        return agreement(values, true_values, minimum=minimum, resamples=0)
+        return agreement(values, true_values, minimum=minimum)
 
     paper: Sequence[Scores] = (loo(last), fp(last, empty=empty), ee(last, empty=empty))
     return (

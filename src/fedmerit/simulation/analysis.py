@@ -364,7 +364,7 @@ class Truth:
             def value(mask: int, place: int = place) -> float:
                 return float(values[mask][place])
 
-            scores = sampled_shapley(value, game.clients, budget=self.budget, seed=seed).scores
+            scores = sampled_shapley(value, game.clients, budget=self.budget, seed=seed)
             arrays[f"sampled/{utility.name}"] = scores.values
             if scores.stderr is not None:  # enough orders were sampled
                 arrays[f"stderr/{utility.name}"] = scores.stderr
