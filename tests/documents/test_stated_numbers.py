@@ -27,20 +27,10 @@ from tests.secagg import test_privacy
 from tests.settlement import test_attacks
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
 TEXT = (ROOT / "docs" / "threats.md").read_text(encoding="utf-8")
-
-
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
-
-
 PROMISES = tomllib.loads((ROOT / "docs" / "promises.toml").read_text(encoding="utf-8"))
-
-
 EVERY = [one for listed in PROMISES.values() for one in listed]
-
-
 CONFIG = Config()
 
 

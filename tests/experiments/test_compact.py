@@ -89,10 +89,3 @@ def test_the_shared_copies():
     lung, extra = compact.load(SHARED, "lung_histology", group="tile")
     assert np.bincount(lung.y_train).tolist() == [597, 582, 594]
     assert not set(extra["tile_train"].tolist()) & set(extra["tile_test"].tolist())
-
-
-def test_importing_the_data_package_loads_numpy_only():
-    heavy = ["PIL", "h5py", "torch", "scipy", "cryptography"]
-    code = f"import sys, fedmerit.data; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout == "[]\n"
