@@ -22,9 +22,9 @@ from side_by_side import Method, Stack, train_many
 from strategies import CHECKED, Effort, Evaluation, EvaluationSet, Single, Strategy, choose, plain, sample
 from torch import Tensor, nn
 
-from fedmerit.errors import InputError
+from fedmerit.errors import InputError, ReportError
 from fedmerit.identity import exact
-from fedmerit.simulation.analysis import Evaluator, Game, Masks, coefficients
+from fedmerit.simulation.analysis import Evaluator, Game, Masks, coalition_name, coefficients
 from fedmerit.simulation.models import (
     Images,
     as_tensor,
@@ -110,6 +110,7 @@ class QuickEvaluator(Evaluator):
         effort: Effort = "auto",
     ) -> None:
         super().__init__(model, x, y, utilities)
+        self.images = prepare(self.x, self.device)
         self.tolerance, self.effort = tolerance, effort
         self.users = any(utility.asks for utility in self.utilities)
         self.length = state_length(model)
@@ -135,7 +136,9 @@ class QuickEvaluator(Evaluator):
         bad = np.flatnonzero(~np.isfinite(values).all(1))
         if bad.size and strategy.precision in ("float16", "bfloat16"):  # out of range: repeat in float32
             values[bad] = self.unrepaired(self.exact, game, masks[bad])
-        self.check_finite(values, masks, game.clients)
+        for row, place in np.argwhere(~np.isfinite(values)):
+            coalition = coalition_name(int(masks[row]), game.clients)
+            raise ReportError(f"coalition {coalition}: {self.utilities[place].name!r} is not finite")
         seconds = time.perf_counter() - ready
         self.record = replace(record, coalitions=len(masks), seconds=seconds, setup_seconds=ready - began)
         deviation = {name: exact(value) for name, value in record.deviation.items()}

@@ -122,7 +122,7 @@ def test_a_coalition_that_diverges_in_retraining_is_named(tmp_path):
     (one, two, *others) = federation.clients
     bad = np.full(two.x.shape, np.inf, dtype=np.float32)
     truth = Truth(replace(federation, clients=(one, replace(two, x=bad), *others)), tmp_path / "tables")
-    with pytest.raises(ReportError, match=r"the model of coalition \{client-1\} diverged in retraining"):
+    with pytest.raises(ReportError, match=r"coalition \{client-1\}: .* not finite"):
         truth.retrain(lambda done, total: None)
     assert len((tmp_path / "tables" / RETRAINING).read_text().splitlines()) == 2  # {} and {client-0}
 

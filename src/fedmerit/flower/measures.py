@@ -281,16 +281,13 @@ def torch_scoring(
             ) from None
         return net
 
-    def value(arrays: ArrayRecord, test: Any) -> Mapping[str, npt.ArrayLike]:
-        from fedmerit.simulation.utilities import evaluate, metric_of
+    def value(arrays: ArrayRecord, test: Any) -> npt.ArrayLike | Mapping[str, npt.ArrayLike]:
+        from fedmerit.simulation.utilities import values_of
 
-        net, values = loaded(arrays), dict[str, npt.ArrayLike]()
+        net = loaded(arrays)
         with _samples(net, test.x, channels) as x:
-            resolved = measures(net, x)
-            if per_sample := [measure for measure in resolved if not measure.whole]:
-                values |= evaluate(net, x, test.y, per_sample)
-            values |= {item.name: metric_of(net, x, test.y, item) for item in resolved if item.whole}
-        return values if len(utilities) > 1 else values[utilities[0]]  # type: ignore[return-value]
+            values = values_of(net, x, test.y, measures(net, x))
+        return values if len(utilities) > 1 else values[utilities[0]]
 
     def gradient(arrays: ArrayRecord, test: Any) -> tuple[float, dict[str, npt.NDArray[Any]]]:
         from fedmerit.simulation.direction import slope

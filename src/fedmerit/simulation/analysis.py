@@ -28,34 +28,17 @@ from fedmerit.errors import ConfigError, FedmeritError, NoGradient, ReportError,
 from fedmerit.identity import exact
 from fedmerit.notes import Note
 from fedmerit.protocol.direction import BLOCKS
+from fedmerit.protocol.measurement import mean
 from fedmerit.protocol.pool import Slice
 from fedmerit.scoring.ground_truth import sampled_shapley, shapley
 from fedmerit.scoring.scores import cos_model
 from fedmerit.scoring.types import Table
 from fedmerit.simulation.direction import direction, missing_gradient
-from fedmerit.simulation.models import (
-    Images,
-    as_tensor,
-    class_logits,
-    device_of,
-    evaluation,
-    float32,
-    load_vector,
-    prepare,
-)
+from fedmerit.simulation.models import Images, as_tensor, device_of, float32, load_vector
 from fedmerit.simulation.setup import Federation
 from fedmerit.simulation.training import trained
 from fedmerit.simulation.transport import PlainRound, Tell
-from fedmerit.simulation.utilities import (
-    Utility,
-    balance,
-    batch_of,
-    call,
-    check_for,
-    checked,
-    resolve_all,
-    whole_value,
-)
+from fedmerit.simulation.utilities import Utility, check_for, resolve_all, values_of
 from fedmerit.storage.run_folder import write
 
 # ------------------------------------------------------------------------------- along a public direction
@@ -200,7 +183,7 @@ class Game:
 
 
 class Evaluator:
-    """Evaluates models of one architecture on one test set, one after another, in float32.
+    """Evaluates coalition models of one architecture on one test set, one after another.
 
     ``model`` gives architecture and device, and is not changed. ``how`` is what the ledger records of how the
     last coalitions were evaluated.
@@ -209,17 +192,11 @@ class Evaluator:
     def __init__(
         self, model: nn.Module, x: Images, y: npt.NDArray[Any] | Tensor, utilities: Sequence[str | Utility]
     ) -> None:
-        self.model, self.device = copy.deepcopy(model).eval(), device_of(model)
+        self.model, self.device = copy.deepcopy(model), device_of(model)
         self.utilities = resolve_all(utilities)
+        self.x = as_tensor(x).to(self.device)
         self.labels = check_for(self.utilities, y, len(x)).to(self.device)
-        self.images = prepare(x, self.device)
-        self.batch = batch_of(self.device)
         self.how: dict[str, Any] = {"method": "exact"}
-        self.balance: Tensor | None = None
-        if any(utility.balanced for utility in self.utilities):
-            with evaluation(self.model):
-                classes = class_logits(self.model(self.images[:1])).shape[1]
-            self.balance = balance(self.labels, classes)
 
     def tables(self, game: Game, tell: Tell | None = None) -> dict[str, Table]:
         """Return the utility of every coalition of a round, one table per utility."""
@@ -230,54 +207,21 @@ class Evaluator:
         """Return every utility of these coalitions of a round, shape (K, U)."""
         values = np.empty((len(masks), len(self.utilities)))
         for start in range(0, len(masks), CHUNK):
-            chunk = slice(start, start + CHUNK)
-            values[chunk] = [self.measure(vector) for vector in game.vectors(masks[chunk])]
+            chunk = masks[start : start + CHUNK]
+            for row, (mask, vector) in enumerate(zip(chunk, game.vectors(chunk), strict=True), start):
+                values[row] = self.measure(vector, coalition_name(int(mask), game.clients))
             if tell:
                 tell(min(start + CHUNK, len(masks)), len(masks))
-        self.check_finite(values, masks, game.clients)
         return values
 
-    def check_finite(self, values: npt.NDArray[np.float64], masks: Masks, clients: Sequence[str]) -> None:
-        """Raise `ReportError` if the model of a coalition has diverged."""
-        for row, place in np.argwhere(~np.isfinite(values)):
-            name, who = self.utilities[place].name, coalition_name(int(masks[row]), clients)
-            raise ReportError(f"utility {name!r} of coalition {who} is not finite: its model diverged")
-
-    def measure(self, vector: Tensor) -> list[float]:
-        """Return the mean of every utility of a model; NaN if its answers are not finite."""
+    def measure(self, vector: Tensor, coalition: str) -> list[float]:
+        """Return the value of every utility for the model of a coalition, which errors name."""
         load_vector(self.model, vector)
-        with torch.no_grad(), float32():
-            sums = [self._sums(slice(i, i + self.batch)) for i in range(0, len(self.labels), self.batch)]
-            total = torch.stack(sums).sum(0)
-            for place, utility in enumerate(self.utilities):
-                if utility.asks:
-                    total[place] = self._asked(utility)
-        means: list[float] = (total / len(self.labels)).tolist()
-        return means
-
-    def _sums(self, part: slice) -> Tensor:
-        """Return the sum of each utility over a batch in float64; all NaN if some answer is not finite."""
-        outputs, labels = self.model(self.images[part]).float(), self.labels[part]
-        sums = torch.zeros(len(self.utilities), dtype=torch.float64, device=self.device)
-        for place, utility in enumerate(self.utilities):
-            if utility.of_logits is not None:
-                values = utility.values(outputs, labels).double()
-                if utility.balanced and self.balance is not None:
-                    values = values * self.balance[part]
-                sums[place] = values.sum()
-        return sums + torch.where(outputs.isfinite().all(), 0.0, torch.nan)
-
-    def _asked(self, utility: Utility) -> float:
-        """Return the sum of a user's utility after checking it, or a metric times the number of samples.
-
-        NaN if some value is not finite.
-        """
-        if utility.whole:
-            return whole_value(utility, self.model, self.images, self.labels) * len(self.labels)
-        values = call(utility, self.model, self.images, self.labels).detach().cpu().numpy()
-        if not np.isfinite(values).all():
-            return math.nan
-        return float(checked(utility, values, len(self.labels)).sum())
+        try:
+            measured = values_of(self.model, self.x, self.labels, self.utilities)
+        except ReportError as error:
+            raise ReportError(f"coalition {coalition}: {error.problem}") from error
+        return [mean(np.atleast_1d(values)) for values in measured.values()]
 
 
 # -------------------------------------------------------------------------------------------- ground truth
@@ -392,11 +336,8 @@ class Truth:
         missing = [mask for mask in range(1 << len(names)) if mask not in known]
         with log.open("a", encoding="utf-8") as file:
             for mask, vector in self.retrained(missing, tell):
-                values = dict(zip(utilities, evaluator.measure(vector), strict=True))
-                if not all(map(math.isfinite, values.values())):
-                    raise ReportError(
-                        f"the model of coalition {coalition_name(mask, names)} diverged in retraining"
-                    )
+                measured = evaluator.measure(vector, coalition_name(mask, names))
+                values = dict(zip(utilities, measured, strict=True))
                 file.write(json.dumps({"coalition": mask, "utilities": values}) + "\n")
                 file.flush()
                 os.fsync(file.fileno())

@@ -294,6 +294,18 @@ def metric_of(model: nn.Module, x: Images, y: npt.NDArray[Any] | Tensor, utility
     return metric
 
 
+def values_of(
+    model: nn.Module, x: Images, y: npt.NDArray[Any] | Tensor, utilities: Sequence[Utility]
+) -> dict[str, npt.NDArray[np.float64] | float]:
+    """Return every utility of every sample as `evaluate` does; of a metric of the whole test set, itself."""
+    per_sample = [utility for utility in utilities if not utility.whole]
+    measured = evaluate(model, x, y, per_sample) if per_sample else {}
+    return {
+        utility.name: metric_of(model, x, y, utility) if utility.whole else measured[utility.name]
+        for utility in utilities
+    }
+
+
 def call(utility: Utility, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     """Return a user's utility of every sample in float64."""
     assert utility.function is not None
