@@ -35,7 +35,7 @@ from fedmerit.scoring.scores import (
 from fedmerit.scoring.types import Reports, Scores, Table
 
 if _TYPE_CHECKING:
-    from fedmerit.report.notebook import LoadedRun as _Run
+    from fedmerit.report.exports import LoadedRun as _Run
 
 __version__ = _VERSION
 
@@ -48,7 +48,7 @@ __all__ = [
 
 
 def load(folder: str | _Path) -> "_Run":
-    """Return the run in a folder: its scores, rounds and decisions. See `fedmerit.report.notebook.load`."""
-    from fedmerit.report.notebook import load  # here, so that scores alone load no ledger
+    """Return the run in a folder: its scores, rounds and decisions. See `fedmerit.report.exports.load`."""
+    from fedmerit.report.exports import load  # here, so that scores alone load no ledger
 
     return load(folder)

@@ -30,10 +30,10 @@ from fedmerit.config import from_dict, load
 from fedmerit.errors import FileFormatError, InputError
 from fedmerit.files.documents import as_csv, as_json, document
 from fedmerit.files.reports import read
+from fedmerit.files.workbooks import workbook
 from fedmerit.report.facts import Facts
 from fedmerit.report.source import Source
 from fedmerit.report.terminal import print_facts, watching
-from fedmerit.report.workbook import workbook
 from fedmerit.simulation.run import Progress
 
 CSV = """round,client,empty,grand,alone,without,se_alpha

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from command_line import FEDMERIT, TINY, shell
+from fedmerit import verify
 from fedmerit.cli.base import WORK
-from fedmerit.report import machine
 
 
 def settings(path, rounds):
@@ -197,9 +197,9 @@ def test_a_doctor_looks_at_the_machine(fedmerit, tmp_path, monkeypatch):
 def test_a_doctor_finds_a_clock_that_is_behind_a_full_disk_and_what_is_not_installed(
     fedmerit, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(machine.time, "time", lambda: 0.0)
-    monkeypatch.setattr("fedmerit.report.machine.SPARE", 2**70)
-    monkeypatch.setitem(machine.EXTRAS, "page", ("jinja2", "no-such-package"))
+    monkeypatch.setattr(verify.time, "time", lambda: 0.0)
+    monkeypatch.setattr("fedmerit.verify.SPARE", 2**70)
+    monkeypatch.setitem(verify.EXTRAS, "page", ("jinja2", "no-such-package"))
     code, out, err = fedmerit("doctor")
     assert code == 2
     assert "PROBLEM: the clock says 1970-01-01 00:00 UTC, but files of fedmerit are from 20" in out
@@ -211,10 +211,10 @@ def test_a_doctor_finds_a_clock_that_is_behind_a_full_disk_and_what_is_not_insta
 def test_the_extras_that_a_doctor_looks_for_are_those_that_can_be_installed():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    named = {name: tuple(re.match(r"[\w-]+", one)[0] for one in extras[name]) for name in machine.EXTRAS}
-    assert named == machine.EXTRAS
-    assert set(extras) == {*machine.EXTRAS, "docs", "all"}
-    assert extras["all"] == [f"fedmerit[{','.join(machine.EXTRAS)}]"]
+    named = {name: tuple(re.match(r"[\w-]+", one)[0] for one in extras[name]) for name in verify.EXTRAS}
+    assert named == verify.EXTRAS
+    assert set(extras) == {*verify.EXTRAS, "docs", "all"}
+    assert extras["all"] == [f"fedmerit[{','.join(verify.EXTRAS)}]"]
 
 
 def on_a_terminal(*arguments):

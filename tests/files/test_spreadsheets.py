@@ -15,10 +15,9 @@ from command_line import call
 from fedmerit.data import load
 from fedmerit.errors import DataError, FileFormatError, InputError
 from fedmerit.files.documents import as_csv, document
-from fedmerit.files.reports import read, read_content
+from fedmerit.files.reports import read, read_content, template, template_csv
 from fedmerit.files.sheets import LARGEST, sheet_text, text_cell, text_of
 from fedmerit.report.text import markdown
-from fedmerit.report.workbook import template, template_csv
 from fedmerit.scoring.amounts import CURRENCIES, amount_of, readings
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.types import Reports

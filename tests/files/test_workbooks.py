@@ -14,7 +14,7 @@ from openpyxl.chart import BarChart
 from fedmerit.errors import FileFormatError
 from fedmerit.files import workbooks
 from fedmerit.files.reports import read, read_content
-from fedmerit.report.workbook import workbook
+from fedmerit.files.workbooks import workbook
 
 HEADER = ("Round", "Member", "empty", "grand", "alone", "without")
 ROWS = ((1, "Köln", 0.1, 0.5, 0.2, 0.4), (1, "Ulm", 0.1, 0.5, 0.3, 0.3))

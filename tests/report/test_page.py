@@ -18,8 +18,7 @@ from fedmerit.errors import MissingExtra, StoreError
 from fedmerit.ledger.decisions import Terms
 from fedmerit.notes import listed
 from fedmerit.report.page import text as words
-from fedmerit.report.page.html import OURS, facts_of, page, page_of_run
-from fedmerit.report.page.signatures import approvals, signatures
+from fedmerit.report.page.html import OURS, approvals, facts_of, page, page_of_run, signatures
 from fedmerit.report.payment import rules_of
 from fedmerit.report.text import dashed, rank_text, sure_worth, total_text, worth
 from fedmerit.scoring.accumulate import accumulate

@@ -14,16 +14,16 @@ import jinja2
 import pytest
 
 from fedmerit import notes
+from fedmerit.files.reports import TEMPLATE
 from fedmerit.ledger.decisions import Terms
 from fedmerit.notes import LANGUAGES, MARKS, catalogue, catalogue_of, words
 from fedmerit.protocol.terms import FLOWER, REHEARSALS
 from fedmerit.report import terminal
+from fedmerit.report.exports import STANDINGS
 from fedmerit.report.facts import Happened
-from fedmerit.report.page.html import facts_of, page, render
-from fedmerit.report.page.signatures import SIGNED
+from fedmerit.report.page.html import SIGNED, facts_of, page, render
 from fedmerit.report.statement import as_markdown
 from fedmerit.report.text import OPTION
-from fedmerit.report.workbook import STANDINGS, TEMPLATE
 from fedmerit.scoring.rewards import Rule
 from fedmerit.scoring.types import UNIT_UTILITIES, Status
 from runs import facts_as_decided, record_decision

@@ -346,9 +346,8 @@ def doctor(
     SOURCE is a member's private key, or a run folder: its files, modes, seals and ledger are checked instead.
     Exit code 2 says that there is a problem.
     """
-    from fedmerit.report.machine import examine_machine
     from fedmerit.storage.member_state import examine, heads_of
-    from fedmerit.verify import examine_folder, verify_folder
+    from fedmerit.verify import examine_folder, examine_machine, verify_folder
 
     if source is None:
         if ledger is not None:

@@ -248,7 +248,8 @@ def _write_template(
     path: Path, ending: str, members: Sequence[str] | None, rounds: int | None, delimiter: str | None
 ) -> None:
     """Write a table of reports to fill in."""
-    from fedmerit.report.workbook import REMARKS, template, template_csv, workbook
+    from fedmerit.files.reports import REMARKS, template, template_csv
+    from fedmerit.files.workbooks import workbook
 
     if path.suffix.lower() != ending:
         fail(f"{path}: expected a name that ends in {ending}")

@@ -89,10 +89,10 @@ def score(
 
     SOURCE is a file of reports (.csv, .xlsx or .json), a run folder, or - for a file on standard input.
     """
+    from fedmerit.report.exports import scores_as, scores_workbook
     from fedmerit.report.facts import Facts
-    from fedmerit.report.source import document_in, read_reports, scores_as
+    from fedmerit.report.source import document_in, read_reports
     from fedmerit.report.terminal import print_facts, print_truth, tell_notes, tell_planted, warn
-    from fedmerit.report.workbook import scores_workbook
 
     _check_out(out_, format)
     if format == "csv" and (score or missing):
@@ -250,13 +250,13 @@ def rewards(
     """
     from fedmerit.files.sheets import sheet_text
     from fedmerit.ledger.decisions import departs
+    from fedmerit.report.exports import payouts_workbook
     from fedmerit.report.facts import Facts
     from fedmerit.report.payment import propose, score_to_pay
     from fedmerit.report.source import read_reports
     from fedmerit.report.statement import record
     from fedmerit.report.terminal import print_proposal, tell_notes, tell_planted, warn
     from fedmerit.report.text import printable
-    from fedmerit.report.workbook import payouts_workbook
 
     _check_out(out_, format)
     heading = heading_of(currency, title=title, date=date, contact=contact, objections=objections)

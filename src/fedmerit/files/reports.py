@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain, pairwise
 from pathlib import Path
@@ -25,11 +25,11 @@ from typing import Any, NoReturn
 
 from fedmerit.errors import FileFormatError, InputError, NamesAlike, ReportError, ValueRefused
 from fedmerit.files import sheets, workbooks
-from fedmerit.files.sheets import FOUND_OUT, Sheet, SheetForm, fail
-from fedmerit.notes import Note
+from fedmerit.files.sheets import FOUND_OUT, Sheet, SheetForm, fail, sheet_text
+from fedmerit.notes import Note, words
 from fedmerit.scoring.scores import SCORES
 from fedmerit.scoring.types import Reports
-from fedmerit.scoring.validate import names_of, round_of, slips, spelled, two_spellings, written_number
+from fedmerit.scoring.validate import names_of, round_of, slips, spelled, two_spellings, whole, written_number
 
 REQUIRED = ("round", "client", "empty", "grand", "alone", "without")
 PER_CLIENT = ("se_loo", "se_ioi", "se_alpha", "se_alpha_total", "samples", "cosine", "solo")
@@ -465,3 +465,33 @@ def _shared(where: str, lines: Sequence[_Line]) -> dict[str, Any]:
         if value is not None:
             given[name] = value
     return given
+
+
+# ----------------------------------------------------------------------------------------------- to fill in
+
+TEMPLATE = {
+    "round": 1, "member": "Bonn", "utility": "accuracy", "empty": 0.70, "grand": 0.81, "alone": 0.74,
+    "without": 0.79, "se_alpha": 0.01,
+}  # fmt: skip
+"""The columns of a table of reports to fill in, each with an example."""
+REMARKS = 2
+"""Lines below its header that explain: they begin with #, and are not read."""
+
+
+def template(members: Sequence[str], rounds: int) -> list[Sequence[Any]]:
+    """Return a table to fill in: a header, what to write, an example, a line per round and member."""
+    names = names_of(members, None, "")
+    if alike := two_spellings(names):
+        first, second = spelled(*alike)
+        raise InputError(f"{first} and {second} differ only in case, blanks or letters that look the same")
+    numbers = range(1, whole(rounds, "rounds", least=1) + 1)
+    means, example = [words(f"template.{name}") for name in TEMPLATE], [*TEMPLATE.values()]
+    example[0] = words("book.example", round=example[0])
+    empty = [""] * (len(TEMPLATE) - 2)
+    rows = ([number, name, *empty] for number in numbers for name in names)
+    return [[*TEMPLATE], [f"# {means[0]}", *means[1:]], [f"# {example[0]}", *example[1:]], *rows]
+
+
+def template_csv(table: Iterable[Sequence[Any]], delimiter: str = ",") -> str:
+    """Return a table to fill in as CSV, with the mark by which spreadsheet programs know UTF-8."""
+    return "\ufeff" + sheet_text(table, delimiter)

@@ -1,4 +1,4 @@
-"""Workbooks (.xlsx), by openpyxl: a sheet read as a table of text.
+"""Workbooks (.xlsx), by openpyxl: a sheet read as a table of text, and tables written as sheets.
 
 =============  ==========================================================================================
 which sheet    the only visible one that has the columns; otherwise ``sheet`` says which
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -250,3 +250,54 @@ def _filled(
                 how = "open it in the spreadsheet program, and save it again"
                 fail(path, where, f"{columns[place]}: a formula whose value is not in the file: {how}", where)
     return [(line, line, cells) for line, cells in cells_of.items()], filled
+
+
+# ------------------------------------------------------------------------------------------------- written
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How a text begins that spreadsheet programs may take for a formula."""
+
+
+def workbook(tables: Mapping[str, Iterable[Sequence[Any]]], *, notes: Sequence[int] = ()) -> bytes:
+    """Return tables as the sheets of a workbook, by title; the first row of each is its header.
+
+    No text is a formula or a link. Rows with a number in ``notes`` are set in grey, as words for people.
+    """
+    try:
+        from openpyxl import Workbook
+        from openpyxl.cell import WriteOnlyCell
+        from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
+        from openpyxl.styles import Alignment, Font
+    except ImportError as error:
+        raise MissingExtra(NEEDS) from error
+
+    def written(value: Any, row: int) -> Any:
+        text = isinstance(value, str)
+        cell = WriteOnlyCell(sheet, ILLEGAL_CHARACTERS_RE.sub(_escaped, value) if text else value)
+        if text:
+            cell.data_type = "s"  # also of what openpyxl takes for a formula or an error
+            cell.quotePrefix = value[:1] in FORMULA  # so it stays text when somebody edits it
+        if row == 1:
+            cell.font = Font(bold=True)
+        elif row in notes:
+            cell.font, cell.alignment = (
+                Font(italic=True, color="00666666"),
+                Alignment(wrap_text=True, vertical="top"),
+            )
+        return cell
+
+    book = Workbook(write_only=True)
+    for title, rows in tables.items():
+        sheet = book.create_sheet(title)
+        sheet.freeze_panes = "A2"
+        for place in range(16):
+            sheet.column_dimensions[letters(place)].width = 22
+        for number, row in enumerate(rows, start=1):
+            sheet.append([written(value, number) for value in row])
+    target = BytesIO()
+    book.save(target)
+    return target.getvalue()
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\x{ord(match[0]):02x}"

@@ -11,7 +11,6 @@ from typing import Any
 
 from fedmerit.config import Config, of_folder
 from fedmerit.errors import CopyDiffers, FedmeritError, FileFormatError, StoreError
-from fedmerit.files.documents import as_csv, as_json, document
 from fedmerit.files.reports import read_content
 from fedmerit.files.sheets import FOUND_OUT, SheetForm, check_form
 from fedmerit.ledger.account import Account, SettledRound
@@ -25,7 +24,6 @@ from fedmerit.scoring.accumulate import Missing
 from fedmerit.scoring.types import Reports
 from fedmerit.secagg.setting import LEAST_IN_SUM
 from fedmerit.settings import NO_HEADING, Corruption, Heading, Payment, planted
-from fedmerit.storage.recorder import put_phi, put_settled, score_files, scores_document
 from fedmerit.storage.run_folder import Costs, read_costs
 from fedmerit.verify import verified
 
@@ -301,16 +299,3 @@ def _truth(raw: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
             raise FileFormatError(f"truth of {utility}: expected an object, got {type(truth).__name__}")
         found[utility] = {key: truth[key] for key in ("MR-SV", "SV") if truth.get(key) is not None}
     return found
-
-
-def scores_as(source: Source, format: str) -> str:
-    """Return scores as text for programs, as in a run's score files."""
-    account, missing = source.account, source.missing
-    if source.run is not None and not source.rounds:
-        content = scores_document(source.closed, source.run.config, account, missing=missing)
-        return score_files(content)[f"scores.{format}"].decode()
-    written = document(source.rounds, clients=source.clients, missing=missing)
-    put_phi(written, source.closed, str(source.rounds[0].utility), missing)
-    if account is not None:
-        written |= put_settled(written, account, missing)
-    return as_json(written) if format == "json" else as_csv(written)

@@ -22,20 +22,17 @@ from fedmerit.report.source import Source
 from fedmerit.report.text import (
     OPTION,
     amounts_text,
-    made_worse,
+    budget_text,
+    findings,
     on_terminal,
     printable,
     rank_text,
-    rounds_enough,
     samples_text,
-    settlement_sentences,
     share_text,
     span_text,
     sure_share_text,
     total_text,
-    unit_values,
 )
-from fedmerit.scoring.amounts import Payouts
 from fedmerit.scoring.doubts import Doubt
 from fedmerit.scoring.ground_truth import PaperRow, agreement, paper_table
 from fedmerit.scoring.rewards import amounts_within
@@ -75,39 +72,6 @@ def print_facts(console: Console, facts: Facts, *, last_round: bool = False) -> 
                 _say(console, words("terminal.status", score=name, status=words(f"status-short.{status}")))
     left_out = in_words(tuple(facts.source.aborted), facts.source.unreported)
     tell_notes(console, (*facts.notes, *left_out))
-
-
-def findings(facts: Facts) -> Iterator[str]:
-    """Yield what the table shows: of which rounds, and how sure it is."""
-    total, utility = facts.total, facts.utility
-    gain, summed = (signed(value, facts.digits) for value in (total.gain, float(total.raw.sum())))
-    if utility:
-        yield words(
-            "terminal.caption-utility",
-            score=total.score, rounds=total.rounds, utility=utility, gain=gain, summed=summed,
-        )  # fmt: skip
-        if unit := unit_values(facts):
-            yield words("terminal.caption-unit", name=unit["name"], low=unit["low"], high=unit["high"])
-    else:
-        yield words("terminal.caption", score=total.score, rounds=total.rounds, gain=gain, summed=summed)
-    if facts.settled and facts.source.rounds:
-        yield words("terminal.beside")
-    if facts.settled:
-        yield from settlement_sentences(facts)
-    if groups := tuple(words("list.comma").join(group) for group in facts.groups if len(group) > 1):
-        yield words("terminal.alike", groups=groups)
-    if total.stderr is None:
-        yield words("terminal.unsure")
-    else:
-        yield words("terminal.sure")
-        if total.covariance is None and total.n > 1:
-            yield words("terminal.bound")
-    if enough := rounds_enough(facts):
-        yield enough
-    if total.score in ("ALPHA", "PHI") and not facts.withheld and (worse := made_worse(facts)):
-        yield worse
-    for name in () if facts.withheld else facts.suspects:
-        yield words("terminal.suspect", client=name)
 
 
 def _standings(facts: Facts, *, sure: bool = True) -> Columns:
@@ -233,14 +197,6 @@ def print_proposal(console: Console, found: Proposal) -> None:
     if found.apart:
         _say(console, found.apart)
     tell_notes(console, found.notes, option="--on-undefined")
-
-
-def budget_text(paid: Payouts, rule: str) -> str:
-    """Return what was divided, by which rule, and what is left."""
-    budget, unpaid = paid.budget, paid.unpaid
-    if coin := paid.currency:
-        return words("terminal.paid-in", budget=budget, currency=coin, rule=rule, unpaid=unpaid)
-    return words("terminal.paid", budget=budget, rule=rule, unpaid=unpaid)
 
 
 def print_comparison(console: Console, found: Comparison) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 
 from fedmerit.identity import SERVER
@@ -12,6 +12,7 @@ from fedmerit.ledger.account import Account
 from fedmerit.ledger.decisions import Terms
 from fedmerit.notes import Note, called, formatted, moment, signed, words
 from fedmerit.report.facts import Facts, Standing
+from fedmerit.scoring.amounts import Payouts
 from fedmerit.scoring.rewards import PaidApart
 from fedmerit.scoring.sampling import SCALED, as_error, scale_of
 
@@ -319,6 +320,50 @@ def about(terms: Terms) -> str:
     if terms.rule == "equal":
         return f"{rule} {bounds}"
     return f"{rule} {bounds} {words('bound.unpaid' if terms.rule == 'impartial' else 'bound.spread')}"
+
+
+# ------------------------------------------------------------------------------- for terminal and workbooks
+
+
+def findings(facts: Facts) -> Iterator[str]:
+    """Yield what the table shows: of which rounds, and how sure it is."""
+    total, utility = facts.total, facts.utility
+    gain, summed = (signed(value, facts.digits) for value in (total.gain, float(total.raw.sum())))
+    if utility:
+        yield words(
+            "terminal.caption-utility",
+            score=total.score, rounds=total.rounds, utility=utility, gain=gain, summed=summed,
+        )  # fmt: skip
+        if unit := unit_values(facts):
+            yield words("terminal.caption-unit", name=unit["name"], low=unit["low"], high=unit["high"])
+    else:
+        yield words("terminal.caption", score=total.score, rounds=total.rounds, gain=gain, summed=summed)
+    if facts.settled and facts.source.rounds:
+        yield words("terminal.beside")
+    if facts.settled:
+        yield from settlement_sentences(facts)
+    if groups := tuple(words("list.comma").join(group) for group in facts.groups if len(group) > 1):
+        yield words("terminal.alike", groups=groups)
+    if total.stderr is None:
+        yield words("terminal.unsure")
+    else:
+        yield words("terminal.sure")
+        if total.covariance is None and total.n > 1:
+            yield words("terminal.bound")
+    if enough := rounds_enough(facts):
+        yield enough
+    if total.score in ("ALPHA", "PHI") and not facts.withheld and (worse := made_worse(facts)):
+        yield worse
+    for name in () if facts.withheld else facts.suspects:
+        yield words("terminal.suspect", client=name)
+
+
+def budget_text(paid: Payouts, rule: str) -> str:
+    """Return what was divided, by which rule, and what is left."""
+    budget, unpaid = paid.budget, paid.unpaid
+    if coin := paid.currency:
+        return words("terminal.paid-in", budget=budget, currency=coin, rule=rule, unpaid=unpaid)
+    return words("terminal.paid", budget=budget, rule=rule, unpaid=unpaid)
 
 
 # --------------------------------------------------------------------------------------------------- notes

@@ -1,27 +1,44 @@
-"""A run as objects and frames, for Python and for notebooks: what `fedmerit.load` returns."""
+"""A run for other programs: objects and frames for Python and notebooks, score files and workbooks."""
 
 from __future__ import annotations
 
+import csv
 import html
+import io
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from fedmerit.config import Config
 from fedmerit.errors import LedgerError
-from fedmerit.files.documents import frame_of, html_table, scores_columns, scores_html
+from fedmerit.files.documents import (
+    as_csv,
+    as_json,
+    document,
+    frame_of,
+    html_table,
+    scores_columns,
+    scores_html,
+)
+from fedmerit.files.sheets import text_of
+from fedmerit.files.workbooks import workbook
 from fedmerit.ledger.decisions import Decision
 from fedmerit.ledger.run import Run
 from fedmerit.notes import Note, words
 from fedmerit.report.facts import Facts
-from fedmerit.report.source import source_of
-from fedmerit.report.text import money_text, share_text
+from fedmerit.report.payment import Proposal
+from fedmerit.report.source import Source, source_of
+from fedmerit.report.text import budget_text, findings, money_text, on_terminal, share_text
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.types import Reports, Scores
+from fedmerit.storage.recorder import put_phi, put_settled, score_files, scores_document
 from fedmerit.verify import verified
 
 Part = Literal["scores", "rounds", "decisions"]
+Row = Sequence[Any]
 
 
 def load(folder: str | Path) -> LoadedRun:
@@ -147,3 +164,84 @@ class LoadedRun:
         caption = words("notebook.decision", number=last.number, budget=budget, rule=last.terms.rule)
         headings = (words("notebook.client"), words("terminal.share"), words("terminal.payout"))
         return html_table(caption, headings, rows)
+
+
+# ---------------------------------------------------------------------------------- score files and workbooks
+
+
+def scores_as(source: Source, format: str) -> str:
+    """Return scores as text for programs, as in a run's score files."""
+    account, missing = source.account, source.missing
+    if source.run is not None and not source.rounds:
+        content = scores_document(source.closed, source.run.config, account, missing=missing)
+        return score_files(content)[f"scores.{format}"].decode()
+    written = document(source.rounds, clients=source.clients, missing=missing)
+    put_phi(written, source.closed, str(source.rounds[0].utility), missing)
+    if account is not None:
+        written |= put_settled(written, account, missing)
+    return as_json(written) if format == "json" else as_csv(written)
+
+
+STANDINGS = (
+    "rank", "rank_low", "rank_high", "score", "low", "high", "share", "share_low", "share_high", "coverage"
+)  # fmt: skip
+"""The columns of scores beside the member's name."""
+
+
+def scores_workbook(facts: Facts) -> bytes:
+    """Return scores with intervals and shares, the reports of all rounds, and how scores were computed."""
+    tables = {words("book.scores"): _scores(facts)}
+    if facts.source.rounds:
+        tables[words("book.rounds")] = _rounds(facts)
+    return workbook({**tables, words("book.how"): _told(_basis(facts), facts.notes)})
+
+
+def payouts_workbook(found: Proposal) -> bytes:
+    """Return amounts and shares with their intervals, the scores that they follow from, and by which rule."""
+    (_, *names), *rows = found.rows()
+    header = [words("terminal.member"), *(words(f"book-column.{name}") for name in names)]
+    amounts = [[row[0], *map(_number, row[1:])] for row in rows]
+    rule = found.shares.rule
+    basis = [budget_text(found.paid, rule), words(f"rule.{rule}", score=found.facts.total.score)]
+    basis += [words("terminal.spans")] if found.spans is not None else []
+    notes = [*found.warnings, *filter(None, [found.apart]), *found.notes]
+    return workbook({
+        words("book.payouts"): [header, *sorted(amounts, key=lambda row: (-row[2], row[0]))],
+        words("book.scores"): _scores(found.facts),
+        words("book.how"): _told([*basis, *_basis(found.facts)], notes),
+    })  # fmt: skip
+
+
+def _scores(facts: Facts) -> Iterator[Row]:
+    score = facts.total.score
+    headings = [score if name == "score" else words(f"book-column.{name}", score=score) for name in STANDINGS]
+    yield [words("terminal.member"), *headings]
+    for one in facts.standings:
+        unknown = (None, None)
+        spans = [span or unknown for span in (one.rank_interval, one.interval, one.share_interval)]
+        yield [one.client, one.rank, *spans[0], one.total, *spans[1], one.share, *spans[2], one.coverage]
+
+
+def _rounds(facts: Facts) -> Iterator[Row]:
+    """Yield the reports and scores of single rounds, as `fedmerit score` reads them again."""
+    header, *rows = csv.reader(io.StringIO(scores_as(facts.source, "csv")))
+    yield header
+    for row in rows:
+        yield [text_of(cell) if name in ("client", "utility", "slice", "silent", "sketch") else _number(cell)
+               for name, cell in zip(header, row, strict=True)]  # fmt: skip
+
+
+def _basis(facts: Facts) -> list[str]:
+    return [*(words("terminal.warning", text=one.told) for one in facts.doubts), *findings(facts)]
+
+
+def _told(basis: Iterable[str], notes: Iterable[str]) -> Iterator[Row]:
+    """Yield sentences as rows: how numbers came about, then notes."""
+    yield [words("book.how")]
+    yield from ([line] for line in dict.fromkeys(basis))
+    yield from ([words("terminal.note", text=on_terminal(note))] for note in dict.fromkeys(notes))
+
+
+def _number(value: Any) -> Any:
+    """Return text that holds a number as that number; an empty cell for empty text."""
+    return (Decimal(value) if value else None) if isinstance(value, str) else value
