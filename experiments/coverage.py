@@ -194,7 +194,7 @@ def critical_values(hypotheses: int, freedom: int | None) -> Array:
 def told_apart(statistic: Array, hypotheses: int, freedom: int | None) -> npt.NDArray[np.bool_]:
     """Return which pairs Holm's method tells apart, from their |difference| / error, shape (sets, pairs).
 
-    It is what `fedmerit.uncertainty.compare_pairs` does, for many test sets at once.
+    It is what `fedmerit.scoring.uncertainty.compare_pairs` does, for many test sets at once.
     """
     order = np.argsort(-statistic, axis=1)
     ordered = np.take_along_axis(statistic, order, axis=1)

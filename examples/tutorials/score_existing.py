@@ -21,7 +21,7 @@ import numpy as np
 import fedmerit as fm
 from fedmerit.data import load
 from fedmerit.report.page.html import page
-from fedmerit.uncertainty import indistinguishable, intervals, rank_intervals
+from fedmerit.scoring.uncertainty import indistinguishable, intervals, rank_intervals
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/tutorial-score")
 folder.mkdir(parents=True, exist_ok=True)

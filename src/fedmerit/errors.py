@@ -10,7 +10,7 @@
     ├── ProtocolError
     │   ├── MessageError > VersionError, SignatureError, BindingError, ShareError, RefusedError, BoundError
     │   └── RoundAborted, SettlementError, RunAborted
-    └── KeyFileError, LedgerError > CopyDiffers, StoreError, LoopbackError, MissingExtra
+    └── KeyFileError, LedgerError > CopyDiffers, StoreError, MissingExtra
 """
 
 from __future__ import annotations
@@ -253,10 +253,6 @@ class CopyDiffers(LedgerError):
 
 class StoreError(FedmeritError):
     """A run folder is locked, damaged or belongs to another config."""
-
-
-class LoopbackError(FedmeritError):
-    """A federation of processes on this machine did not start, continue or end."""
 
 
 class MissingExtra(FedmeritError, ImportError):

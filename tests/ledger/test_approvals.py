@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import msgspec
 import pytest
 
 from command_line import call
@@ -11,7 +12,7 @@ from fedmerit.identity import SERVER, content, public_key
 from fedmerit.ledger.chain import Ledger, exported
 from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.rounds import sees
-from fedmerit.storage.approvals import read_approval, record_approval, sign, write_approval
+from fedmerit.storage.recorder import read_approval, record_approval, sign
 from fedmerit.verify import verified_run, verify_copy, verify_folder
 from linear_federation import Federation, write_key
 from refusals import found_wrong
@@ -112,7 +113,7 @@ def test_a_member_signs_from_its_copy_into_a_file_that_anybody_hands_in(tmp_path
     with Ledger(made.folder / "ledger.sqlite", read_only=True) as ledger:
         copy.write_bytes(b"".join(exported(ledger, sees(D))))
     key = key_of(made.folder, D)
-    write_approval(file, sign(verified_run(copy, public_key(made.keys[D])), key))
+    file.write_bytes(msgspec.json.encode(sign(verified_run(copy, public_key(made.keys[D])), key)))
     assert record_approval(sound(made.folder), read_approval(file)).approved(1) == (D,)
     with Ledger(made.folder / "ledger.sqlite", read_only=True) as ledger:
         copy.write_bytes(b"".join(exported(ledger, sees(B))))

@@ -13,14 +13,15 @@ from fedmerit.errors import KeyFileError, LedgerError, RefusedError
 from fedmerit.identity import (
     MOST_CHANGES,
     SERVER,
+    Change,
     Member,
     Roster,
     public_key,
+    read_change,
     read_roster,
     signed_as,
     write_roster,
 )
-from fedmerit.keys import Change, read_change
 from fedmerit.verify import about_keys, verify_folder
 from linear_federation import Federation, write_key
 from runs import run_in

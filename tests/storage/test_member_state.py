@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from fedmerit.errors import ProtocolError, RefusedError, StoreError
-from fedmerit.identity import Roster, load_key
-from fedmerit.keys import Change
+from fedmerit.identity import Change, Roster, load_key
 from fedmerit.protocol.member import KEPT_ROUNDS, REFUSED
 from fedmerit.protocol.memory import Value
 from fedmerit.protocol.messages import Ask

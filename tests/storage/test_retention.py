@@ -16,8 +16,7 @@ import pytest
 import sample_runs
 from command_line import call
 from fedmerit.errors import KeyFileError, LedgerError
-from fedmerit.identity import Roster, load_key, public_key, read_roster, write_roster
-from fedmerit.keys import Change
+from fedmerit.identity import Change, Roster, load_key, public_key, read_roster, write_roster
 from fedmerit.verify import verify_copy, verify_folder
 from linear_federation import Federation, data
 from states import names_in, opened

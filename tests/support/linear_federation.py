@@ -655,7 +655,7 @@ class MemoryArchive:
 
 
 def write_key(path: Path, key: Ed25519PrivateKey) -> None:
-    """Write a private key as `fedmerit.keys` does."""
+    """Write a private key as `fedmerit.identity` does."""
     form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, key.private_bytes(*form), mode=0o600)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fedmerit.errors import LoopbackError
+from fedmerit.errors import FedmeritError
 
 MARK = "FEDMERIT_LOOPBACK"
 HANG = 900.0
@@ -28,6 +28,10 @@ _DIE_WITH_PARENT = (
     "os.execv(sys.argv[2], sys.argv[2:])\n"
 )
 """Also a starter that is killed itself leaves nothing behind: the kernel ends what it had started."""
+
+
+class LoopbackError(FedmeritError):
+    """A federation of processes on this machine did not start, continue or end."""
 
 
 def start(

@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from fedmerit.errors import LoopbackError
-from loopback.processes import HANG, kill, start, wait_for
+from loopback.processes import HANG, LoopbackError, kill, start, wait_for
 
 Value = str | int | float | bool
 HOST = "127.0.0.1"

@@ -124,8 +124,7 @@ def keys_propose(
     OLD is the roster in use. NEW is a roster that `fedmerit keys roster` wrote, with all members, keys,
     server and quorum as they should be.
     """
-    from fedmerit.identity import read_roster, write_new
-    from fedmerit.keys import Change
+    from fedmerit.identity import Change, read_roster, write_new
 
     change = Change.proposed(read_roster(old), read_roster(new))
     write_new(out_, change.text().encode())
@@ -144,8 +143,7 @@ def keys_sign(
 
     CHANGE is the file of the change; the signature is added to it.
     """
-    from fedmerit.identity import load_key
-    from fedmerit.keys import read_change
+    from fedmerit.identity import load_key, read_change
     from fedmerit.storage.run_folder import write
 
     change = read_change(path)
@@ -169,8 +167,7 @@ def keys_adopt(
     """
     from functools import reduce
 
-    from fedmerit.identity import write_roster
-    from fedmerit.keys import Change, read_change
+    from fedmerit.identity import Change, read_change, write_roster
 
     change = reduce(Change.joined, map(read_change, paths))
     _show(change)

@@ -312,9 +312,11 @@ def approve(
     its own machine. Only the holder of the server's key records approvals; they cannot be forged without the
     member's.
     """
-    from fedmerit.identity import load_key, public_key
+    import msgspec
+
+    from fedmerit.identity import load_key, public_key, write_new
     from fedmerit.report.page.html import refreshed
-    from fedmerit.storage.approvals import read_approval, record_approval, sign, write_approval
+    from fedmerit.storage.recorder import read_approval, record_approval, sign
     from fedmerit.verify import is_copy, verified_run
 
     if (key is None) == (file is None) or (file is not None and out_ is not None):
@@ -325,9 +327,9 @@ def approve(
         assert key is not None
         signed = sign(run, key)
     if out_ is not None:
-        write_approval(out_, signed)
+        write_new(out_, msgspec.json.format(msgspec.json.encode(signed), indent=1) + b"\n")
         out.print(
-            words("terminal.approval-written", client=signed.member, record=signed.body.record, path=out_)
+            words("terminal.approval-written", client=signed.member, record=signed.approval.record, path=out_)
         )
         return
     if is_copy(source):

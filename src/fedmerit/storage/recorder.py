@@ -9,16 +9,19 @@ ledger alone: a resumed run, a finished run and its verification give the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
+from msgspec import DecodeError, Struct, json, to_builtins
+
 from fedmerit.config import Config
-from fedmerit.errors import KeyFileError, StoreError, UnsettledShares
+from fedmerit.errors import FileFormatError, KeyFileError, LedgerError, StoreError, UnsettledShares
 from fedmerit.files.documents import (
     RoundEntry,
     add_phi,
@@ -30,7 +33,9 @@ from fedmerit.files.documents import (
 from fedmerit.files.sheets import sheet_text
 from fedmerit.identity import SERVER, Roster, Signer, content, exact, load_key, number, public_key
 from fedmerit.ledger.account import Account
+from fedmerit.ledger.chain import Bytes
 from fedmerit.ledger.decisions import Decision, Terms, decide
+from fedmerit.ledger.kinds import Approved
 from fedmerit.ledger.rounds import after_round, medians
 from fedmerit.ledger.run import Run, replay
 from fedmerit.notes import Note
@@ -353,7 +358,7 @@ def record_decision(run: Run, terms: Terms, heading: Heading | None = None) -> t
         StoreError: the ledger has grown since it was verified, or the server's key is not in the folder.
         UnsettledShares: the settlement is not final, or a verdict was not judged anew; its code says which.
     """
-    path, config = run.path.parent, run.config
+    config = run.config
     if terms.score == "PHI":
         _check_judged(run)
     named = (heading or Heading()).over(config.heading)
@@ -361,9 +366,7 @@ def record_decision(run: Run, terms: Terms, heading: Heading | None = None) -> t
     made = decide(run.rounds, terms, config, run.decisions, run.account)
     check_payable(made.doubts, terms.rule, despite=terms.despite_doubts)
     made = replace(made, heading=named.over(Heading(date=datetime.now(UTC).date().isoformat())))
-    with Folder(path, config, resume=True) as folder:
-        if folder.ledger.head != run.head:
-            raise StoreError(f"{path}: its ledger has grown since it was verified: try again")
+    with _unchanged(run) as folder:
         seal = signer(run, "record a decision; --dry-run prints it")
         if run.decisions and _repeats(run.decisions[-1], made, dated=bool(named.date)):
             return run, False
@@ -371,6 +374,74 @@ def record_decision(run: Run, terms: Terms, heading: Heading | None = None) -> t
             bodies = made.records(config.scoring.visibility)
             written = [folder.ledger.append(SERVER, kind, body, seal=seal) for kind, body in bodies]
     return run.extended(replace(made, record=written[0].seq), written), True
+
+
+class SignedApproval(Struct, frozen=True, forbid_unknown_fields=True):
+    """A member's signature under a decision; also as a file, for whoever has the server's key."""
+
+    format: Literal["fedmerit approval 1"]
+    member: str
+    approval: Approved
+    signature: Bytes
+
+
+def sign(run: Run, key: Path) -> SignedApproval:
+    """Sign the latest decision of a verified run, from its folder or a member's copy.
+
+    Raises:
+        KeyFileError: the key is that of no member of the run.
+        StoreError: nothing was decided, or nobody signs in this run.
+    """
+    identity = load_key(key)
+    keys = run.first.public or {}
+    member = next((name for name, own in keys.items() if own == public_key(identity)), SERVER)
+    if not keys:
+        raise StoreError(f"{run.name}: nobody signs in a run with secure aggregation off")
+    if member == SERVER:
+        raise KeyFileError(f"{key}: not the key of a member of the run in {run.name}")
+    if not (made := run.of("decision")):
+        raise StoreError(f"{run.name}: holds no decision to approve; fedmerit rewards makes one")
+    body = Approved(run=run.id, decision=made[-1].digest.hex(), record=made[-1].seq)
+    signature = identity.sign(content(member, "approval", to_builtins(body)))
+    return SignedApproval("fedmerit approval 1", member, body, signature.hex())
+
+
+def read_approval(path: Path) -> SignedApproval:
+    """Read an approval from a file; its signature is checked where it is recorded."""
+    try:
+        return json.decode(path.read_bytes(), type=SignedApproval)
+    except (DecodeError, ValueError) as error:
+        raise FileFormatError(
+            f"{path}: expected an approval from `fedmerit approve --out`: {error}"
+        ) from error
+
+
+def record_approval(run: Run, signed: SignedApproval) -> Run:
+    """Record an approval in the ledger of a run that was verified; return the run with it.
+
+    Raises:
+        LedgerError: the member did not sign it, it is of no decision of this ledger, or of one that this
+            member has approved before.
+        StoreError: the ledger has grown since it was verified, or the server's key is not in the folder.
+    """
+    seal = signer(run, "record an approval; fedmerit approve --out writes a file for them")
+    with _unchanged(run) as folder, folder.ledger.transaction():  # an approval that is wrong leaves nothing
+        body, signature = to_builtins(signed.approval), bytes.fromhex(signed.signature)
+        folder.ledger.append(signed.member, "approval", body, signature=signature, seal=seal)
+        try:
+            return replay(folder.ledger)
+        except LedgerError as error:
+            problem = f"the approval of {signed.member!r:.60} is not recorded: {error}"
+            raise LedgerError(problem, record=error.record, code=error.code) from error
+
+
+@contextmanager
+def _unchanged(run: Run) -> Iterator[Folder]:
+    """Hold the folder of a run that was verified; raise StoreError if its ledger has grown since."""
+    with Folder(run.path.parent, run.config, resume=True) as folder:
+        if folder.ledger.head != run.head:
+            raise StoreError(f"{folder.path}: its ledger has grown since it was verified: try again")
+        yield folder
 
 
 def _repeats(last: Decision, made: Decision, *, dated: bool) -> bool:
