@@ -23,7 +23,7 @@ from fedmerit.report.payment import rules_of
 from fedmerit.report.text import dashed, rank_text, sure_worth, total_text, worth
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.settings import Heading
-from fedmerit.storage.approvals import record_approval, sign
+from fedmerit.storage.recorder import record_approval, sign
 from fedmerit.storage.run_folder import read_costs, timed
 from linear_federation import Federation, write_key
 from runs import record_decision, sound
