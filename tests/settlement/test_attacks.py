@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import pytest
 from attacked import attacked, due_in
 from fedmerit.identity import SERVER, canonical
 from fedmerit.protocol import clearing, direction
+from fedmerit.protocol.clearing import Clearing
 from fedmerit.protocol.direction import Entry, Manifest
 from fedmerit.protocol.messages import pack
 from fedmerit.protocol.settlement import DAY
@@ -123,6 +124,56 @@ def tilts(federation, patch):
     patch.setattr(clearing, "integers", tilted)
 
 
+def makes_up(federation, patch):
+    """The server adds to the sum once it knows it, and a friend states that as its own."""
+    more = 1000
+    false_sum(patch, more)
+
+    def change(body):
+        g = federation.archive.load("direction", 1)["g"]
+        body["rounds"]["1"] = str(int(body["rounds"]["1"]) + more * int(g[0]))
+
+    federation.stating(change, FRIEND)
+
+
+def unseen(lie: Lie) -> Lie:
+    """Nobody saw the sum: members know which model they trained, and for whom they signed."""
+
+    def both(federation, patch):
+        federation.reaches = lambda name, ask: ask.exchange != "report"
+        lie(federation, patch)
+
+    return both
+
+
+def another_m0(federation, patch):
+    real = Clearing.rounds
+
+    def moved(one):
+        m0 = one.m0 + np.float32(0.5)
+        return replace(one, m0=m0, m=m0 + (one.m - one.m0))
+
+    patch.setattr(Clearing, "rounds", lambda self: map(moved, real(self)))
+
+
+def unasked(federation, patch):
+    """The server loses its question for masks, and shows an end that names the liar all the same."""
+    federation.reaches = lambda name, ask: (name, ask.exchange) != (FRIEND, "table")
+    end = {"final": True, "missing": [], "named": [LIAR], "closes": None}
+    ended(lambda body, shown: body.update(end), states(5), who=FRIEND)(federation, patch)
+
+
+def steeper(federation, patch):
+    """One member's gradient is another: it finds every direction wrong."""
+    slopes = federation.gradient
+
+    def twice(*path):
+        found = slopes(*path)
+        return replace(found, blocks=2 * found.blocks)
+
+    federation.members[LIAR].gradients = lambda shape, utility: twice
+
+
 def another_number(body):
     """What FRIEND states, in the place of one's own."""
     body["rounds"]["1"] = str(another_number.due[FRIEND])
@@ -168,9 +219,6 @@ def one_coordinate(body):
 
 def disputes(peer):
     return lambda body: body["pairs"].update({peer: "5"})
-
-
-DISPUTED = tables(disputes("client-0"))
 
 
 def nothing(answer):
@@ -250,6 +298,7 @@ MEMBERS_LIE = {
         f"states no text: {value!r}": Attack(answers("state", unsigned_number(value)), MISSING)
         for value in (1, 1.5, None, True)
     },
+    "finds a true direction wrong": Attack(steeper, MISSING),
     "states unsigned": Attack(
         answers("state", lambda answer: pack([unpack(answer)[0], bytes(64)])),
         {**MISSING, "noted": "did not sign"},
@@ -322,7 +371,28 @@ SERVERS_LIE = {  # what a member is shown
     "another sum": Attack(
         lambda federation, patch: false_sum(patch), {"named": {1: {SERVER: "sum"}}, "moves": True}
     ),
+    "another sum that a friend makes up for": Attack(
+        makes_up, {"named": {}, "holding": 1, "final": True, "moves": True}
+    ),
+    "another sum, and one shows no words": Attack(
+        answers(
+            "table",
+            lambda answer: pack([*unpack(answer)[:2], b""]),
+            FRIEND,
+            lambda _, patch: false_sum(patch),
+        ),
+        {"named": {1: {}}, "unproved": (FRIEND,), "moves": True},
+    ),
     **{f"a manifest with a false {what}": Attack(lie, NOTHING) for what, lie in FACTS.items()},
+    **{
+        f"a sum that nobody saw, with another {what}": Attack(unseen(lie), NOTHING)
+        for what, lie in {"list": FACTS["participants"], "m": FACTS["m"], "m0": another_m0}.items()
+    },
+    "a sum that nobody saw, with another member": Attack(
+        unseen(instead("participants", participants=lambda d: ("client-0", LIAR, "client-2", "client-4"))),
+        NOTHING,
+        {"lost": (("client-4", 1, "masked"),)},
+    ),
     **{f"another {what}": Attack(moved(what), UNSEEN) for what in ("m0", "sum", "g")},
     "one coordinate": Attack(told("agree", one_coordinate), UNSEEN),
     "no direction": Attack(
@@ -394,6 +464,9 @@ SERVERS_LIE = {  # what a member is shown
         )
         for days in (13, 0, -1)
     },
+    "an end before masks were asked for": Attack(
+        unasked, {"silent": {1: (FRIEND,)}, "final": False, "refuses": {FRIEND: ["settle"]}}
+    ),
     "a lie of another": Attack(
         ended(lambda body, shown: body.update(named=[FRIEND]), states(5), who=FRIEND), FRIEND_REFUSES
     ),

@@ -1,8 +1,11 @@
-"""Attacks on the settlement, one by one: members who lie when masks are asked for, and servers that lie."""
+"""Attacks on the settlement that take several steps: what members answer, and what servers make up."""
 
 from __future__ import annotations
 
 import json
+import logging
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,21 +13,20 @@ from msgspec import structs
 
 from attacked import attacked, due_in
 from fedmerit.errors import BindingError, MessageError, RefusedError
-from fedmerit.identity import SERVER, canonical, number
+from fedmerit.identity import canonical, content, number
 from fedmerit.protocol import clearing, messages
 from fedmerit.protocol.clearing import Clearing
-from fedmerit.protocol.direction import Entry, manifest_limit
-from fedmerit.protocol.memory import CLIENT, CLOSES, STATED, STATEMENT, TERMS
-from fedmerit.protocol.messages import Ask, PairsAsk, pack
+from fedmerit.protocol.direction import Manifest, direction_hash, manifest_limit, scale_of
+from fedmerit.protocol.memory import CLIENT, CLOSES, SETTLEMENT, SIGNED, STATED, STATEMENT, TABLES, TERMS
+from fedmerit.protocol.messages import Ask, PairsAsk, pack, slice_arrays
+from fedmerit.protocol.settlement import Statement, agreement
 from fedmerit.protocol.settler import Settler
 from fedmerit.secagg.client import Client
 from fedmerit.verify import verify_folder
-from linear_federation import LIAR, false_sum
+from linear_federation import LIAR, SIZE
 from refusals import refused as raised
-from tests.settlement.test_attacks import FACTS
 from wire import said_in, told, unpack
 
-RING = 2**64
 FRIEND = "client-3"
 
 
@@ -33,69 +35,6 @@ def errors(federation, name, exchange):
 
 
 # ----------------------------------------------------------------------------------------- members who lie
-
-
-def test_two_who_agree_on_a_false_mask_move_credit_between_each_other_only(truth, tmp_path):
-    honest = truth()
-    federation = attacked(tmp_path / "lie")
-    federation.stating(700)
-    federation.stating(-700 + 1, FRIEND)  # one unit too much, so that masks are asked for
-
-    def change(peer):
-        return lambda body: body["pairs"].update({peer: str((int(body["pairs"][peer]) - 700) % RING)})
-
-    federation.tabling(change(FRIEND))
-    federation.tabling(change(LIAR), FRIEND)
-    federation.run()
-    assert federation.coordinator.settled.liars == (FRIEND,)
-    found = due_in(federation)
-    assert found[LIAR] == honest[LIAR] + 700
-    assert found[LIAR] + found[FRIEND] == honest[LIAR] + honest[FRIEND]
-    assert {n: v for n, v in found.items() if n not in (LIAR, FRIEND)} == {
-        n: v for n, v in honest.items() if n not in (LIAR, FRIEND)
-    }
-
-
-def test_a_silent_liar_is_named_when_it_comes_back_and_given_up_if_it_does_not(truth, tmp_path, monkeypatch):
-    honest = truth()
-    for back in (True, False):
-        federation = attacked(tmp_path / f"lie-{back}", ledger=True)
-        federation.stating(9)
-        away = [True]
-        federation.after.append(
-            lambda name, ask, answer, away=away: (
-                None if away and (name, ask.exchange) == (LIAR, "table") else answer
-            )
-        )
-        with federation.over():
-            coordinator = federation.coordinator
-            assert coordinator.settled.unproved == (LIAR,)
-            if back:
-                away.clear()
-                coordinator.settled = federation.clearing().late(LIAR)
-                assert coordinator.settled.liars == (LIAR,)
-                assert due_in(federation) == honest
-            else:
-                federation.close(monkeypatch)
-                assert coordinator.settled.unproved == (LIAR,)
-                assert due_in(federation) == {**honest, LIAR: None}
-            assert coordinator.settled.final
-        assert federation.verified()
-        list(verify_folder(federation.folder, archive=federation.folder / "archive"))
-
-
-def test_who_uses_another_mask_spoils_the_sum_and_nobody_is_named(tmp_path, monkeypatch):
-    real = Client._payload
-
-    def other(client, task, words):
-        if client.name == LIAR:
-            client._state.pairs = client._state.pairs[1:]
-        return real(client, task, words)
-
-    monkeypatch.setattr(Client, "_payload", other)
-    federation = attacked(tmp_path).run()
-    assert federation.rounds[0].aborted
-    assert federation.coordinator.settled is None
 
 
 def test_a_second_table_is_refused(tmp_path):
@@ -195,15 +134,6 @@ def test_masks_are_not_shown_if_the_equation_holds(tmp_path):
         g = made.direction(coordinator.settled.manifest.rounds[0])
     ask = Ask("table", federation.run_id, 1, {"statements": made.shown_statements()}, {"g": g})
     refused(federation, "client-0", ask)
-
-
-def test_masks_are_not_shown_before_a_statement(tmp_path):
-    federation = attacked(tmp_path)
-    remembering(federation)
-    federation.stating(1)
-    federation.answering("state", 1, lambda answer: None, who="client-0")
-    federation.run()
-    assert "table" not in {one.ask.exchange for one in federation.passed}
 
 
 def test_who_does_not_remember_its_statement_shows_no_masks(tmp_path):
@@ -345,22 +275,6 @@ def test_a_member_closes_no_window_that_it_was_not_told_of_and_nothing_that_it_d
 # ------------------------------------------------------------------------------------------ lying servers
 
 
-def test_a_false_sum_costs_nobody_and_is_named_as_the_servers(tmp_path, monkeypatch):
-    false_sum(monkeypatch)
-    federation = attacked(tmp_path / "all", ledger=True).run()
-    assert federation.coordinator.settled.named == {1: {SERVER: "sum"}}
-    list(verify_folder(federation.folder, archive=federation.folder / "archive"))
-    federation = attacked(tmp_path / "withheld")
-    federation.answering("table", 1, lambda answer: pack([*unpack(answer)[:2], b""]), who=FRIEND)
-    federation.run()
-    found = federation.coordinator.settled
-    assert found.liars == ()
-    assert found.unproved == (FRIEND,)
-    entry = found.manifest.rounds[0]
-    for name in set(entry.participants) - {FRIEND}:
-        assert found.value(entry, name) == found.statements[name].rounds["1"]
-
-
 @pytest.mark.parametrize("points", [3, 7])
 def test_three_points_of_a_path_are_not_enough_where_they_leave_a_large_rest(tmp_path, monkeypatch, points):
     """With another gradient than needed, a server would choose between two directions."""
@@ -382,26 +296,6 @@ def test_three_points_of_a_path_are_not_enough_where_they_leave_a_large_rest(tmp
     assert (federation.coordinator.settled is None) == (points == 3)
 
 
-@pytest.mark.parametrize("what", ["participants", "m", "m0"])
-def test_who_never_saw_a_sum_still_knows_its_model_and_whom_it_signed_for(tmp_path, monkeypatch, what):
-    federation = attacked(tmp_path, members=4)
-    federation.reaches = lambda name, ask: ask.exchange != "report"
-    if what in FACTS:
-        FACTS[what](federation, monkeypatch)
-    else:
-        real = Clearing.rounds
-
-        def other(self):
-            for one in real(self):
-                m0 = one.m0 + np.float32(0.5)
-                yield clearing.Summed(one.round, one.participants, m0, m0 + (one.m - one.m0), one.words,
-                                      one.weight, one.encoding)  # fmt: skip
-
-        monkeypatch.setattr(Clearing, "rounds", other)
-    federation.run()
-    assert federation.coordinator.settled is None
-
-
 @pytest.mark.parametrize("acknowledged", [True, False])
 def test_a_round_that_the_manifest_leaves_out_is_missed(tmp_path, monkeypatch, acknowledged):
     """Who acknowledged its sum agrees to nothing without it; who did not signs that it released shares."""
@@ -415,18 +309,6 @@ def test_a_round_that_the_manifest_leaves_out_is_missed(tmp_path, monkeypatch, a
         name: ([1], []) if acknowledged else ([], [1]) for name in federation.names
     }
     assert (federation.coordinator.settled is None) == acknowledged
-
-
-def test_who_never_saw_a_sum_knows_that_another_stands_in_for_one_of_its_members(tmp_path, monkeypatch):
-    """As many members and the same weight: only the list that was signed speaks against it."""
-    federation = attacked(tmp_path, lost=[("client-4", 1, "masked")])
-    federation.reaches = lambda name, ask: ask.exchange != "report"
-    others = ("client-0", LIAR, "client-2", "client-4")
-    monkeypatch.setattr(clearing, "Entry", lambda **d: Entry(**{**d, "participants": others}))
-    federation.run()
-    assert federation.coordinator.settled is None
-    said = {name: body["wrong"] for name, body, _ in federation.coordinator.recorder.signed("agreed")}
-    assert {name for name, wrong in said.items() if wrong == [1]} == {"client-0", LIAR, "client-2"}
 
 
 def test_a_direction_that_was_recomputed_is_not_looked_at_again(tmp_path):
@@ -495,3 +377,117 @@ def test_the_settlement_of_a_long_run_fits_its_messages(tmp_path):
     parcel = Ask("settle", federation.run_id, 2, large).pack(lambda message: b"s" * 64)
     with pytest.raises(MessageError):
         Ask.unpack(parcel, 300)
+
+
+# -------------------- a server that makes up rounds or directions, and asks for masks before anybody agreed
+
+
+VICTIM = "client-0"
+
+
+@contextmanager
+def over(home, *, rounds=1, train=None, **scoring):
+    """A run of five members whose rounds are over, and whose server has not settled it."""
+    federation = attacked(home, rounds=rounds, scoring=scoring)
+    federation.train = train or federation.train
+    with federation.trained():
+        yield federation
+
+
+def made_up(federation, g, change):
+    """The manifest of a server that changes rounds and puts this direction in all that it changes."""
+    true = federation.clearing()._made()
+    entries = [
+        replace(one, **{"g": direction_hash(g), **new} if (new := change(one)) else {}) for one in true.rounds
+    ]
+    scale = scale_of(one.size for one in entries)
+    return Manifest.from_body(replace(true, rounds=tuple(entries), scale=scale).body())
+
+
+def opening(federation, manifest):
+    shown = federation.coordinator.pool.settlement()
+    body = {"manifest": canonical(manifest.body()), "slice": [shown.index, list(shown.path)], "last": {}}
+    rounds = federation.config.training.rounds
+    return Ask("open", federation.run_id, rounds, body, slice_arrays(shown))
+
+
+def stated_by(federation, manifest, names):
+    """Signed statements of members who lie: their numbers do not add up."""
+    found = {}
+    for name in names:
+        rounds = [str(one.round) for one in manifest.rounds if name in one.participants]
+        parts = (0.0,) * len(manifest.blocks)
+        body = Statement(
+            name, manifest.digest, dict.fromkeys(rounds, 12345), dict.fromkeys(rounds, parts)
+        ).body(federation.run_id)
+        signature = federation.keys[name].sign(content(name, "statement", body))
+        found[name] = [canonical(body), signature]
+    return found
+
+
+def coordinate(number):
+    return np.eye(1, SIZE, number, dtype=np.int32)[0]
+
+
+@pytest.mark.parametrize("participants", [(FRIEND,), ("client-1", "client-2", FRIEND), ("a", "b", "c", "d")])
+def test_a_manifest_with_a_round_of_few_members_or_strangers_is_refused(tmp_path, participants):
+    """None of the honest ones would recompute its direction, from which the scale of all others follows."""
+    with over(tmp_path) as federation:
+        manifest = made_up(federation, coordinate(7), lambda one: {"participants": participants})
+        with pytest.raises(RefusedError):
+            federation.ask(VICTIM, opening(federation, manifest))
+        assert federation.members[VICTIM].state(federation.run_id).get(SETTLEMENT) is None
+
+
+def test_masks_are_shown_on_no_round_that_leaves_this_member_out(tmp_path):
+    """They would tell the product of its update with a direction that it never saw: here one coordinate."""
+    others = ("client-1", "client-2", FRIEND, "client-4")
+    with over(tmp_path) as federation:
+        manifest = made_up(federation, coordinate(7), lambda one: {"participants": others})
+        federation.ask(VICTIM, opening(federation, manifest))
+        shown = stated_by(federation, manifest, others)
+        with pytest.raises(RefusedError):
+            federation.ask(
+                VICTIM, Ask("table", federation.run_id, 1, {"statements": shown}, {"g": coordinate(7)})
+            )
+        assert federation.members[VICTIM].state(federation.run_id).get(TABLES.of(1)) is None
+
+
+def test_masks_are_shown_on_no_round_that_leaves_this_member_out_though_it_stated_on_others(tmp_path):
+    """Where statements are withheld, the server needs no friend to say that an equation fails."""
+    others = ("client-1", "client-2", FRIEND, "client-4")
+    with over(tmp_path, rounds=2, visibility="coordinator") as federation:
+        federation.members[VICTIM].state(federation.run_id).put(SIGNED.of(2), None)  # it acknowledged no sum
+        g = coordinate(7)
+        manifest = made_up(federation, g, lambda one: {"participants": others} if one.round == 2 else None)
+        made = federation.clearing()
+        federation.ask(VICTIM, opening(federation, manifest))
+        direction = made._direction_ask(next(made.rounds()), manifest.rounds[0])
+        federation.member(VICTIM).answer(direction, "here")
+        federation.ask(VICTIM, Ask("agreed", federation.run_id, 2, {}))
+        body = agreement(federation.run_id, manifest.digest, [], [])
+        rows = [[name, [], federation.keys[name].sign(content(name, "agreed", body))] for name in others]
+        answer = federation.ask(VICTIM, Ask("state", federation.run_id, 2, {"agreed": rows}))
+        shown = {"statements": {VICTIM: unpack(answer)}, "sum": "1"}
+        with pytest.raises(RefusedError):
+            federation.ask(VICTIM, Ask("table", federation.run_id, 2, shown, {"g": g}))
+
+
+def test_a_false_direction_is_answered_alike_whatever_the_update_is(tmp_path, caplog):
+    """Whether a product with it could be stated would tell on which side of a plane the update lies."""
+    g = np.full(SIZE, 32767, np.int32)
+    answers = []
+    for sign in (1, -1):
+        alternating = np.where(np.arange(SIZE) % 2, sign, 1).astype(np.float32)
+
+        def train(name, number, m0, own=alternating):
+            return (own * (1 if name == VICTIM else 0.01)).astype(np.float32)
+
+        with over(tmp_path / str(sign), train=train) as federation:
+            manifest = made_up(federation, g, lambda one: {"m": one.m})
+            federation.ask(VICTIM, opening(federation, manifest))
+            archive = federation.coordinator.archive
+            arrays = {"g": g, "m0": federation.models[0], "sum": archive.load("round", 1)["x"]}
+            with caplog.at_level(logging.CRITICAL, "fedmerit"):
+                answers.append(federation.ask(VICTIM, Ask("agree", federation.run_id, 1, {}, arrays)))
+    assert answers == [pack(False)] * 2

@@ -234,13 +234,20 @@ def test_too_few_members_leave_the_run_open_until_more_are_there(tmp_path):
     assert "settlement: 2 of 2 equations hold" in federation.verified()
 
 
-def test_a_liar_is_named_by_the_server_that_goes_on(tmp_path):
+@pytest.mark.parametrize("settled_before", [False, True])
+def test_a_liar_is_named_once_by_the_server_that_goes_on_later(tmp_path, monkeypatch, settled_before):
     federation = settled(tmp_path)
-
     federation.stating(1)
-    found = again(dies(federation, "table", 1))
-    assert found.liars == (LIAR,)
-    assert found.final
+    if settled_before:  # the server dies before it ends the run
+        with federation.trained():
+            federation.clearing().run(federation.names)
+    else:
+        dies(federation, "table", 1)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 90)
+    assert again(federation).liars == (LIAR,)
+    told = [(body["named"], body["final"], body["closes"]) for _, body in bodies(federation, "settled")]
+    assert told == [([LIAR], True, None)]
     assert federation.verified()
 
 

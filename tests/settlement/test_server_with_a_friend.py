@@ -24,7 +24,7 @@ from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.run import replay
 from fedmerit.protocol.direction import Manifest
 from fedmerit.protocol.memory import MANIFESTS
-from fedmerit.protocol.messages import AskBody
+from fedmerit.protocol.messages import AskBody, Signed
 from fedmerit.protocol.settlement import Statement
 from fedmerit.protocol.settler import two_manifests
 from fedmerit.storage.member_state import about_state
@@ -395,6 +395,25 @@ def test_a_window_that_few_members_know_of_is_opened_again(tmp_path, later):
             new().close(time.time())
         assert new().close(time.time(), ends(federation, federation.names, (VICTIM,))).final
     record_decision(federation.folder, PAY)
+
+
+def test_a_window_that_was_told_is_not_shortened_later(tmp_path):
+    federation = federation_of(tmp_path)
+    kept = federation.losing("state", who=VICTIM)
+    federation.run()
+    ask = federation.asked(FRIEND)["settle", 2]
+    body = json.loads(ask.body.settled)
+    assert federation.ask(FRIEND, ask)
+    assert federation.ask(FRIEND, ask, settled=canonical({**body, "closes": body["closes"] + 1}))
+    with pytest.raises(RefusedError):
+        federation.ask(FRIEND, ask, settled=canonical(body | {"closes": body["closes"] - 1}))
+    ended = {**body, "final": True, "closes": None, "missing": []}  # as if nobody were awaited
+    for one, settled in zip(ended["rounds"], federation.coordinator.settled.equations, strict=True):
+        one.update(sum=str(settled.product), holds=True)
+    shown = {**ask.body.statements, VICTIM: Signed(*unpack(kept["state"]))}
+    assert federation.ask(FRIEND, ask, settled=canonical(ended), statements=shown)
+    with pytest.raises(RefusedError):
+        federation.ask(FRIEND, ask, settled=canonical(body))
 
 
 # ------------------------------------------------------------------------------------------------ the verdict
