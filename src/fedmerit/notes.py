@@ -164,23 +164,11 @@ class Note(str):
     def __reduce__(self) -> tuple[Callable[..., Note], tuple[str, str, Mapping[str, Any]]]:
         return _restored, (str(self), self.code, self.values)
 
-    def worded(self, section: str, *, named: bool = False, **more: Any) -> Note:
-        """Return the same note, and the notes inside it, in the words of a writer.
-
-        Args:
-            section: of the catalogue; a code that it does not have keeps the library's words.
-            named: whether a score gets its name for people: contribution for ALPHA.
-            more: further values that these words need.
-        """
-
-        def reworded(note: Note) -> Note:
-            return note.worded(section, named=named, **more)
-
-        values = {key: _each(value, reworded) for key, value in self.values.items()}
-        score = {"score": called("score", values["score"])} if named and "score" in values else {}
-        known = catalogue()
-        template = known.get(f"{section}.{self.code}", known[self.code])
-        return self._from(self.code, values, template, {**more, **values, **score})
+    def named(self) -> Note:
+        """Return the same note with scores, also in the notes inside it, under their names for people."""
+        values = {key: _each(value, Note.named) for key, value in self.values.items()}
+        score = {"score": called("score", values["score"])} if "score" in values else {}
+        return self._from(self.code, values, catalogue()[self.code], {**values, **score})
 
     def part(self, code: str) -> Note | None:
         """Return this note, or a note inside it, that has this code; None if there is none."""

@@ -30,6 +30,7 @@ SHEET = f"""{HEADER}
 """As Excel writes it in Germany."""
 PLAIN = SHEET.replace(",", ".").replace(";", ",")
 SEMICOLONS = "the file was read with cells separated by semicolons"
+WESTERN = "text in Windows-1252, with words such as 'Köln' (if they are wrong, name the encoding)"
 GERMAN = f"{SEMICOLONS}, decimal commas"
 
 
@@ -61,9 +62,9 @@ READ = {
     "UTF-16, the other way round": (b"\xfe\xff" + SHEET.encode("utf-16-be"),
      ["the file was read with text in UTF-16, cells separated by semicolons, decimal commas"]),
     "Latin-1": (SHEET.encode("latin-1"),
-     [GERMAN.replace("with ", "with text in Windows-1252, with words such as 'Köln', ")]),
+     [GERMAN.replace("with ", f"with {WESTERN}, ")]),
     "Windows-1252 with a euro sign": (with_column("comment", "5 €", "").decode().encode("cp1252"),
-     [GERMAN.replace("with ", "with text in Windows-1252, with words such as 'Köln', "),
+     [GERMAN.replace("with ", f"with {WESTERN}, "),
      "the file has columns that are not read: comment"]),
     "line ends of Windows": (SHEET.replace("\n", "\r\n").encode(), [GERMAN]),
     "line ends of an old Mac": (SHEET.replace("\n", "\r").encode(), [GERMAN]),
@@ -237,7 +238,7 @@ def test_an_encoding_that_is_named_for_a_file_in_utf_8_is_taken_with_a_note(tmp_
     path.write_text(PLAIN, encoding="utf-8")
     code, out, _ = fedmerit("score", path, "--encoding", "latin-1")
     assert code == 0
-    assert "text in latin-1, with words such as 'KÃ¶ln' (the file is valid UTF-8 too, with 'Köln'" in out
+    assert "text in latin-1, with words such as 'KÃ¶ln': it is valid UTF-8 too, with 'Köln'" in out
     _, out, _ = fedmerit("score", path, "--encoding", "utf-8")
     assert "note: the file was read" not in out
     path.write_text(PLAIN, encoding="latin-1")
@@ -282,8 +283,7 @@ def test_every_command_says_how_it_read_the_file(fedmerit, tmp_path):
     path = tmp_path / "reports.csv"
     path.write_bytes(with_column("comment", "ok", "").decode().encode("latin-1"))
     said = (
-        "note: the file was read with text in Windows-1252, with words such as 'Köln' (if they are wrong, "
-        "--encoding names another), cells separated by semicolons, decimal commas\n"
+        f"note: the file was read with {WESTERN}, cells separated by semicolons, decimal commas\n"
         "note: the file has columns that are not read: comment\n"
     )
     assert said in fedmerit("score", path)[1]
@@ -319,8 +319,7 @@ def test_tables_of_data_are_read_in_the_same_forms(tmp_path):
     assert set(found.group_train) == {"Köln", "Ulm"}
     assert sorted([*found.x_train[:, 0], *found.x_test[:, 0]]) == [k + 0.5 for k in range(12)]
     assert found.notes == (
-        "cells.csv: the file was read with text in Windows-1252, with words such as 'Köln', cells separated "
-        "by semicolons",
+        f"cells.csv: the file was read with {WESTERN}, cells separated by semicolons",
         "cells.csv: numbers were read with decimal commas",
     )
     with pytest.raises(DataError, match=r"separator: expected a comma, semicolon, tab or bar"):

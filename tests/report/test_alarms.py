@@ -480,7 +480,7 @@ def test_swapped_columns_are_paid_by_no_score(swapped, score, rule):
     assert result.stdout == ""
     assert str(result.exception).startswith(f"nothing is paid: {BOTH_NUMBERS}. ")
     assert SWAPPED in str(result.exception)
-    assert "--despite-doubts pays anyway" in str(result.exception)
+    assert "--despite-doubts (despite_doubts in Python) pays anyway" in str(result.exception)
 
 
 def test_despite_doubts_pays_and_says_so(swapped):

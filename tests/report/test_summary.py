@@ -19,7 +19,7 @@ from fedmerit.notes import code_of
 from fedmerit.report.facts import MOST_COMPARED, Facts
 from fedmerit.report.source import Source
 from fedmerit.report.terminal import print_facts, table_lines
-from fedmerit.report.text import on_terminal, printable
+from fedmerit.report.text import printable
 from fedmerit.scoring.rewards import shares
 from fedmerit.scoring.types import Reports, Scores
 from fedmerit.scoring.uncertainty import TRAINING, compare_pairs, sure_signs
@@ -153,7 +153,7 @@ def test_shares_are_refused_with_the_reason():
     (why,) = [note for note in found.notes if code_of(note) == "no-shares"]
     assert why.part("within-errors") is not None
     text = shown(found)
-    assert f"note: {on_terminal(why)}" in text
+    assert f"note: {why}" in text
     assert "%" not in text.partition("ALPHA summed")[0]
 
 

@@ -23,7 +23,6 @@ from fedmerit.report.exports import STANDINGS
 from fedmerit.report.facts import Happened
 from fedmerit.report.page.html import SIGNED, facts_of, page, render
 from fedmerit.report.statement import as_markdown
-from fedmerit.report.text import OPTION
 from fedmerit.scoring.rewards import Rule
 from fedmerit.scoring.types import UNIT_UTILITIES, Status
 from runs import facts_as_decided, record_decision
@@ -76,7 +75,6 @@ BY_KEY = {
     },
 }  # fmt: skip
 """Sections whose codes are made from a value, and all values that there are."""
-WRITERS = ("note-on-page", "note-on-terminal")
 
 
 def fields(text):
@@ -136,7 +134,7 @@ SECTIONS = {code.partition(".")[0] for code in catalogue() if "." in code}
 
 
 def by_key(code):
-    return code.partition(".")[0] in (*BY_KEY, *WRITERS)
+    return code.partition(".")[0] in BY_KEY
 
 
 def test_every_code_that_is_said_exists():
@@ -214,7 +212,7 @@ def left_over(text):
     body = re.sub(r"<(script|style|code)\b.*?</\1>", " ", text, flags=re.S)
     body = re.sub(r'<th scope="row">[a-z_]+\.[a-z0-9_]+</th>', " ", body)  # settings
     said.append(re.sub(r"<[^>]*>", " ", body))
-    read = unescape(" ".join(said)).replace(OPTION, "")
+    read = unescape(" ".join(said))
     return set(re.findall(r"[A-Za-z]*[a-z][A-Za-z]+", read)) - VALUES - {"ab"}  # letters of groups
 
 

@@ -129,7 +129,8 @@ def test_a_status_other_than_ok_is_refused(status, rule):
     found = shares(s, rule, on_undefined="equal")
     assert dict(found) == dict.fromkeys(s.clients, 1 / 3)
     assert found.status == "undefined"
-    assert found.notes[-1] == f"FP has status '{status}', not 'ok'; on_undefined='equal' decided"
+    assert code_of(found.notes[-1]) == "undefined-decided"
+    assert found.notes[-1].values["reason"].values["status"] == status
     nothing = shares(s, rule, on_undefined="zero")
     assert payouts(nothing, "10.00").unpaid == Decimal("10.00")
     assert (list(nothing.values()), nothing.unpaid, nothing.status) == ([0, 0, 0], 1.0, "undefined")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -17,7 +16,6 @@ from fedmerit.scoring.rewards import OnUndefined, Rule
 
 if TYPE_CHECKING:
     from fedmerit.report.source import Source
-    from fedmerit.scoring.doubts import Doubt
 
 
 Format_ = Annotated[
@@ -269,8 +267,7 @@ def rewards(
         "currency": heading.currency or None, "on_undefined": on_undefined,
         "despite_doubts": despite_doubts,
     }  # fmt: skip
-    with _option_names(facts.doubts):
-        found = propose(facts, budget, chosen, dry_run=dry_run)
+    found = propose(facts, budget, chosen, dry_run=dry_run)
     said = ""
     if source.run and not dry_run:  # record it before printing, so that what is printed is in the ledger
         said = record(source.run, found, heading, language)
@@ -344,22 +341,3 @@ def approve(
     if said := refreshed(source):
         out.print(said)
     out.print(f"head: {run.head}")
-
-
-@contextmanager
-def _option_names(doubted: Sequence[Doubt]) -> Iterator[None]:
-    """Reword the library's errors for the command line; add the doubts to those about undefined shares."""
-    from fedmerit.errors import DoubtfulShares, UndefinedShares, UnsettledShares
-    from fedmerit.report.text import on_terminal
-
-    try:
-        yield
-    except DoubtfulShares as error:
-        raise DoubtfulShares(on_terminal(error.note), error.codes) from error
-    except UnsettledShares as error:
-        raise UnsettledShares(on_terminal(error.note), code=error.code) from error
-    except UndefinedShares as error:
-        told = on_terminal(error.note, "--on-undefined")
-        if doubted:
-            told = f"nothing is paid: {told}. {' '.join(map(str, doubted))}"
-        raise UndefinedShares(told) from error

@@ -31,7 +31,7 @@ from fedmerit.notes import Note, words
 from fedmerit.report.facts import Facts
 from fedmerit.report.payment import Proposal
 from fedmerit.report.source import Source, source_of
-from fedmerit.report.text import budget_text, findings, money_text, on_terminal, share_text
+from fedmerit.report.text import budget_text, findings, money_text, share_text
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.types import Reports, Scores
 from fedmerit.storage.recorder import put_phi, put_settled, score_files, scores_document
@@ -239,7 +239,7 @@ def _told(basis: Iterable[str], notes: Iterable[str]) -> Iterator[Row]:
     """Yield sentences as rows: how numbers came about, then notes."""
     yield [words("book.how")]
     yield from ([line] for line in dict.fromkeys(basis))
-    yield from ([words("terminal.note", text=on_terminal(note))] for note in dict.fromkeys(notes))
+    yield from ([words("terminal.note", text=note)] for note in dict.fromkeys(notes))
 
 
 def _number(value: Any) -> Any:

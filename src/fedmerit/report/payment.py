@@ -17,7 +17,7 @@ from fedmerit.ledger.rounds import aborted, in_words, unreported
 from fedmerit.notes import Note, words
 from fedmerit.report.facts import Facts
 from fedmerit.report.source import Source
-from fedmerit.report.text import apart_text, on_terminal
+from fedmerit.report.text import apart_text
 from fedmerit.scoring.amounts import Payouts, amount_of, decimals_assumed, payouts
 from fedmerit.scoring.doubts import check_payable
 from fedmerit.scoring.rewards import PaidApart, Rule, Shares, Spans, amounts_within, share_intervals
@@ -136,7 +136,6 @@ class Proposal:
         ends = {
             name: [str(end) for end in span] for name, span in amounts_within(spans or {}, self.paid).items()
         }
-        notes = [*map(str, self.facts.doubts), *(on_terminal(note, "--on-undefined") for note in self.notes)]
         return {
             "departures": {one.term: {"signed": one.signed, "used": one.used} for one in self.departures},
             "budget": str(self.paid.budget),
@@ -150,7 +149,7 @@ class Proposal:
             "payout_intervals": None if spans is None else ends,
             "equal": divided.equal,
             "fence": None if divided.fence is None else divided.fence.as_dict(),
-            "notes": [*notes, *filter(None, [self.apart]), *self.warnings],
+            "notes": [*map(str, self.facts.doubts), *self.notes, *filter(None, [self.apart]), *self.warnings],
         }
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
@@ -195,7 +194,12 @@ def propose(facts: Facts, budget: str, chosen: Mapping[str, Any], *, dry_run: bo
     account = facts.account if facts.settled else None
     if account is not None:
         account.check_payable(terms.rule, despite=terms.despite_doubts)
-    divided = terms.divide(facts.total, facts.liars)
+    try:
+        divided = terms.divide(facts.total, facts.liars)
+    except UndefinedShares as error:
+        if not facts.doubts:
+            raise
+        raise UndefinedShares(f"nothing is paid: {error}. {' '.join(map(str, facts.doubts))}") from error
     warnings = []
     if facts.unfinished:
         closed, planned = facts.unfinished

@@ -20,11 +20,9 @@ from fedmerit.report.facts import Facts
 from fedmerit.report.payment import Proposal
 from fedmerit.report.source import Source
 from fedmerit.report.text import (
-    OPTION,
     amounts_text,
     budget_text,
     findings,
-    on_terminal,
     printable,
     rank_text,
     samples_text,
@@ -168,11 +166,10 @@ def tell_planted(console: Console, source: Source) -> None:
         _say(console, source.planted)
 
 
-def tell_notes(console: Console, notes: Iterable[str], *, name: str = "", option: str = OPTION) -> None:
-    """Print notes, with the name of their file if there are several; ``option`` is what they advise."""
+def tell_notes(console: Console, notes: Iterable[str], *, name: str = "") -> None:
+    """Print notes, with the name of their file if there are several."""
     for note in () if quiet.get() else notes:
-        text = on_terminal(note, option)
-        _say(console, words("terminal.note", text=f"{name}: {text}" if name else text))
+        _say(console, words("terminal.note", text=f"{name}: {note}" if name else note))
 
 
 def print_proposal(console: Console, found: Proposal) -> None:
@@ -196,7 +193,7 @@ def print_proposal(console: Console, found: Proposal) -> None:
         _say(console, words("terminal.spans"))
     if found.apart:
         _say(console, found.apart)
-    tell_notes(console, found.notes, option="--on-undefined")
+    tell_notes(console, found.notes)
 
 
 def print_comparison(console: Console, found: Comparison) -> None:

@@ -368,18 +368,6 @@ def budget_text(paid: Payouts, rule: str) -> str:
 
 # --------------------------------------------------------------------------------------------------- notes
 
-OPTION = "fedmerit rewards --on-undefined"
-
-
-def on_terminal(text: str, option: str = OPTION) -> str:
-    """Return a message of the library that names the option in place of the argument.
-
-    >>> why = Note("status", score="FP", status="reversed")
-    >>> print(on_terminal(Note("undefined-decided", reason=why, decided="zero"), "--on-undefined"))
-    FP has status 'reversed', not 'ok'; --on-undefined zero decided
-    """
-    return text.worded("note-on-terminal", option=option) if isinstance(text, Note) else text
-
 
 def on_page(text: str) -> str:
     """Return a note of the library in the words of the page; text without a code is unchanged.
@@ -389,5 +377,6 @@ def on_page(text: str) -> str:
     """
     if not isinstance(text, Note):
         return text
-    told = text.part("nothing-positive") or text  # no option helps then, so none is named
-    return told.worded("note-on-page", named=True, option=OPTION)
+    if nothing := text.part("nothing-positive"):  # no option helps then, so none is named
+        return words("pay.nothing-positive", score=noun(nothing.values["score"]))
+    return text.named()
