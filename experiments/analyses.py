@@ -20,11 +20,10 @@ from fedmerit.protocol.measurement import mean
 from fedmerit.protocol.outcome import Model
 from fedmerit.protocol.pool import Slice
 from fedmerit.scoring.ground_truth import shapley
-from fedmerit.simulation.analysis import Evaluator, Game
+from fedmerit.simulation.analysis import Evaluator, Game, PlainRound
 from fedmerit.simulation.direction import direction
 from fedmerit.simulation.models import as_tensor, evaluation, float32, load_vector, prepare
 from fedmerit.simulation.setup import Federation
-from fedmerit.simulation.transport import PlainRound
 from fedmerit.simulation.utilities import balance, resolve_all
 
 WHOLE = 9

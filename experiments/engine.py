@@ -25,12 +25,11 @@ from fedmerit.protocol.terms import weights_of
 from fedmerit.scoring.ground_truth import normalise, shapley
 from fedmerit.scoring.scores import SCORES, cos_model
 from fedmerit.scoring.types import Reports
-from fedmerit.simulation.analysis import Evaluator, Game, Phi, Truth
+from fedmerit.simulation.analysis import Evaluator, Game, Phi, PlainRound, Truth
 from fedmerit.simulation.models import as_tensor, evaluation, float32, load_vector, prepare
 from fedmerit.simulation.run import Progress, Rehearsal, Watch
-from fedmerit.simulation.setup import Federation, seed_for
+from fedmerit.simulation.setup import Federation, Tell, seed_for
 from fedmerit.simulation.setup import prepare as federation_of
-from fedmerit.simulation.transport import PlainRound, Tell
 from fedmerit.simulation.utilities import balance, resolve_all
 from fedmerit.storage.run_folder import Folder
 

@@ -34,8 +34,8 @@ from fedmerit.simulation.models import (
     prepare,
     state_length,
 )
+from fedmerit.simulation.setup import Tell
 from fedmerit.simulation.training import Data, TrainingSettings, on_device, trained
-from fedmerit.simulation.transport import Tell
 from fedmerit.simulation.utilities import Utility, check_outputs
 
 CPU_BATCH = 100

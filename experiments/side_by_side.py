@@ -31,6 +31,7 @@ from fedmerit.simulation.models import (
     prepare,
     seeded,
 )
+from fedmerit.simulation.setup import LocalTraining
 from fedmerit.simulation.training import (
     CROSS_ENTROPY,
     Data,
@@ -44,7 +45,6 @@ from fedmerit.simulation.training import (
     optimiser_for,
     trained,
 )
-from fedmerit.simulation.transport import LocalTraining
 
 # ------------------------------------------------------------------------------------------------- stacked
 

@@ -105,7 +105,7 @@ def walked(run):
     paths = [Path(name).relative_to(SOURCE) for name in seen if Path(name).is_relative_to(SOURCE)]
     named = {path.with_suffix("").as_posix() for path in paths}
     whole = {"secagg" if name.startswith("secagg/") else name for name in named}
-    return {name for name in whole if not name.startswith(NOT_PROTOCOL)} | (named & {"simulation/transport"})
+    return {name for name in whole if not name.startswith(NOT_PROTOCOL)} | (named & {"simulation/run"})
 
 
 def test_a_round_in_one_process_walks_where_the_page_says(tmp_path):

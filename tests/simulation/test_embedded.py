@@ -14,7 +14,7 @@ from fedmerit.protocol.memory import UPDATE
 from fedmerit.protocol.terms import encoding_of
 from fedmerit.scoring.ground_truth import normalise
 from fedmerit.scoring.scores import alpha, ee, fp, ioi, loo
-from fedmerit.simulation import setup, transport
+from fedmerit.simulation import setup
 from fedmerit.simulation.plan import plan
 from fedmerit.simulation.run import Rehearsal, run
 from fedmerit.simulation.setup import prepare, seed_for
@@ -23,7 +23,7 @@ from fedmerit.storage.run_folder import Folder
 from fedmerit.verify import verify_folder
 from refusals import refused
 from runs import rounds_of
-from tiny import ALL, TINY, losing, tiny
+from tiny import ALL, TINY, losing, received, tiny
 
 OFF = "secure_aggregation.enabled=false"
 
@@ -142,7 +142,7 @@ def test_it_takes_two_evaluations_a_member_and_two_more(tmp_path, monkeypatch):
 
 def test_what_the_server_receives_holds_no_plain_update(tmp_path):
     """The transcript of a whole run: no member's words and no bytes of its update in any message."""
-    received, plain = [], []
+    plain = []
 
     class Spy:
         def summed(self, one):
@@ -152,13 +152,13 @@ def test_what_the_server_receives_holds_no_plain_update(tmp_path):
                 plain.append((delta, one.contribution(name)))
 
     config = tiny("model.name=mlp")
-    with Folder(tmp_path / "run", config) as folder:
-        rehearsal = Rehearsal(config, folder, observe=lambda *seen: received.append(seen), analyses=[Spy()])
+    with Folder(tmp_path / "run", config) as folder, received() as transcript:
+        rehearsal = Rehearsal(config, folder, analyses=[Spy()])
         rehearsal.run()
-    sums = {"advertise", "share", "masked", "check", "unmask"}
-    assert {stage for stage, _, _ in received} == {"join", *sums, "report", "close"}
+    sums = {"advertise", "share", "train", "check", "unmask"}
+    assert {kind for kind, _, _ in transcript} == {"join", *sums, "report", "close"}
     assert len(plain) == 8
-    whole = b"".join(message for _, _, message in received)
+    whole = b"".join(message for _, _, message in transcript)
     encoding = encoding_of(config, plain[0][0].size, 4, None)
     for delta, contribution in plain:
         assert contribution.step == encoding.step
@@ -167,7 +167,7 @@ def test_what_the_server_receives_holds_no_plain_update(tmp_path):
             for start in range(0, 4000, 400):
                 assert values.tobytes()[start : start + 24] not in whole
     # ... while the check itself does find words that were put there
-    masked = [message for stage, _, message in received if stage == "masked"]
+    masked = [message for kind, _, message in transcript if kind == "train"]
     assert masked[0][5000:5024] in whole
 
 
@@ -192,13 +192,13 @@ def test_absence_loss_and_silence_are_recorded_as_what_they_are(tmp_path):
 
 @pytest.mark.parametrize("switch", ["secure_aggregation.enabled=true", OFF])
 def test_a_member_that_diverges_withdraws_and_is_recorded(tmp_path, monkeypatch, switch):
-    original = transport.trained
+    original = setup.trained
 
     def diverge(network, start, x, y, settings, seed):
         vector = original(network, start, x, y, settings, seed)
         return vector * np.float32(np.nan) if len(y) == 50 else vector  # client-1
 
-    monkeypatch.setattr(transport, "trained", diverge)
+    monkeypatch.setattr(setup, "trained", diverge)
     content, notes = notes_of(switch, folder=tmp_path / "run")
     assert content["rounds"][0]["participants"] == ["client-0", "client-2", "client-3"]
     assert any(

@@ -16,9 +16,8 @@ from fedmerit.ledger.run import replay
 from fedmerit.protocol.direction import blocks_of
 from fedmerit.protocol.memory import SHOWN
 from fedmerit.simulation.direction import PathGradients, direction
-from fedmerit.simulation.run import Rehearsal, run
+from fedmerit.simulation.run import Keeping, Rehearsal, run
 from fedmerit.simulation.setup import prepare
-from fedmerit.simulation.transport import Keeping
 from fedmerit.simulation.utilities import resolve
 from fedmerit.storage.checks import renew
 from fedmerit.storage.recorder import LedgerRecorder

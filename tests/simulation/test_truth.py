@@ -21,7 +21,7 @@ from fedmerit.simulation.training import trained
 from fedmerit.storage.run_folder import Folder
 from fedmerit.verify import verify_folder
 from refusals import refused
-from tiny import tiny
+from tiny import received, tiny
 
 BOTH = "scoring.truth=['mr-shapley', 'shapley']"
 
@@ -205,14 +205,11 @@ def test_the_plan_counts_what_the_run_then_does(tmp_path, monkeypatch):
     count = []
     original = setup.Federation.evaluate
     monkeypatch.setattr(setup.Federation, "evaluate", lambda *a: count.append(1) or original(*a))
-    received = dict.fromkeys(config.clients, 0)
-
-    def observe(_, name, data):
-        received[name] += len(data)
-
-    run(config, tmp_path / "run", observe=observe)
+    with received() as transcript:
+        run(config, tmp_path / "run")
+    sent = sum(len(data) for _, name, data in transcript if name == "client-0")
     assert len(count) == sum(cost.models for cost in expected.costs)
-    assert expected.bytes_up == pytest.approx(received["client-0"] / 2, rel=0.02)
+    assert expected.bytes_up == pytest.approx(sent / 2, rel=0.02)
 
 
 def test_the_plan_of_ground_truth(brief_plans):

@@ -44,7 +44,7 @@ torch.set_num_threads(1)
 sys.path[:0] = {paths!r}
 import {module} as told
 from fedmerit.simulation.run import run
-from fedmerit.simulation.transport import LocalTransport
+from fedmerit.simulation.run import LocalTransport
 LocalTransport.lost = getattr(told, "LOST", {{}})
 print("ready", flush=True)
 run(told.config(), {folder!r}, resume={resume!r}, watch=lambda step: print(step.stage, flush=True))

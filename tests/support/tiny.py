@@ -1,5 +1,6 @@
 """A federation small enough to run many of: real data, a real network, seconds; scored by reports."""
 
+from contextlib import contextmanager
 from unittest.mock import patch
 
 import numpy as np
@@ -36,6 +37,22 @@ class Seen:
 
 def losing(lost):
     """Lose members of rehearsals within this context: {"client-2": "3:masked"}, from that stage on."""
-    from fedmerit.simulation.transport import LocalTransport
+    from fedmerit.simulation.run import LocalTransport
 
     return patch.object(LocalTransport, "lost", lost)
+
+
+@contextmanager
+def received():
+    """Record everything that the server of rehearsals receives: (exchange, member, bytes)."""
+    from fedmerit.simulation.run import LocalTransport
+
+    transcript, real = [], LocalTransport.exchange
+
+    def exchange(self, kind, asks):
+        for name, answer in real(self, kind, asks):
+            transcript.append((kind, name, answer))
+            yield name, answer
+
+    with patch.object(LocalTransport, "exchange", exchange):
+        yield transcript

@@ -14,10 +14,11 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,18 +29,55 @@ from fedmerit.errors import ConfigError, FedmeritError, NoGradient, ReportError,
 from fedmerit.identity import exact
 from fedmerit.notes import Note
 from fedmerit.protocol.direction import BLOCKS
-from fedmerit.protocol.measurement import mean
+from fedmerit.protocol.measurement import Contribution, mean
+from fedmerit.protocol.outcome import Model, Outcome
 from fedmerit.protocol.pool import Slice
 from fedmerit.scoring.ground_truth import sampled_shapley, shapley
 from fedmerit.scoring.scores import cos_model
 from fedmerit.scoring.types import Table
 from fedmerit.simulation.direction import direction, missing_gradient
 from fedmerit.simulation.models import Images, as_tensor, device_of, float32, load_vector
-from fedmerit.simulation.setup import Federation
+from fedmerit.simulation.setup import Federation, Tell
 from fedmerit.simulation.training import trained
-from fedmerit.simulation.transport import PlainRound, Tell
 from fedmerit.simulation.utilities import Utility, check_for, resolve_all, values_of
 from fedmerit.storage.run_folder import write
+
+# -------------------------------------------------------------------------------------------- plain rounds
+
+
+@dataclass(frozen=True, eq=False)
+class PlainRound:
+    """A round with each member's update as it was summed, which no server may see."""
+
+    m0: Model  # that all members started from
+    outcome: Outcome
+    weights: tuple[float, ...]  # w_i, in the order of ``outcome.included``
+    device: torch.device  # where models are evaluated
+    _contribution: Callable[[str], Contribution]
+
+    def contribution(self, name: str) -> Contribution:
+        """Return w_i d_i after rounding to integers; under masks it is computed anew."""
+        return self._contribution(name)
+
+    def update(self, name: str) -> Model:
+        """Return U_i = w_i d_i / W."""
+        return self.contribution(name).update(self.outcome.total_weight)
+
+    @cached_property
+    def updates(self) -> Tensor:
+        """U_i of the members in the sum, shape (N, P), on the device; all analyses share them."""
+        rows = torch.empty(len(self.outcome.included), self.m0.size, device=self.device)
+        for row, name in zip(rows, self.outcome.included, strict=True):
+            row.copy_(as_tensor(self.update(name)))
+        return rows
+
+
+class Analysis(Protocol):
+    """Something that looks at plain rounds, which only a rehearsal has."""
+
+    def summed(self, plain: PlainRound) -> Mapping[str, Any] | None:
+        """Return what the ledger should record about a round, if anything; called after its reports."""
+
 
 # ------------------------------------------------------------------------------- along a public direction
 

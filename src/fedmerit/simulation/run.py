@@ -1,36 +1,46 @@
 """A rehearsal: a federation whose members share one process, from its settings to its scores.
 
 Coordinator, members, messages, terms and ledger are those of a run between machines. But one process holds
-all keys, so only the code keeps members and server from seeing what they may not see.
+all keys, so only the code keeps members and server from seeing what they may not see. Members share one array
+per model, one network, and evaluations that all of them need.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from fedmerit.config import Config
 from fedmerit.data.dataset import Dataset
-from fedmerit.errors import StoreError
-from fedmerit.identity import canonical
+from fedmerit.errors import MissingExtra, ProtocolError, StoreError
+from fedmerit.identity import SERVER, Roster, canonical, load_key, new_key, public_key
 from fedmerit.ledger.chain import LEDGER, Ledger
 from fedmerit.ledger.run import opening_of, replay
 from fedmerit.notes import Note
 from fedmerit.protocol import memory
 from fedmerit.protocol.clearing import finish
-from fedmerit.protocol.coordinator import Coordinator, Weights
-from fedmerit.protocol.measurement import Evaluations
-from fedmerit.protocol.messages import Signed, pack
-from fedmerit.protocol.outcome import Model, Outcome, Round
-from fedmerit.protocol.terms import EMBEDDED, SIMULATED, from_past, proposed
+from fedmerit.protocol.coordinator import Archive, Coordinator, Weights
+from fedmerit.protocol.direction import Gradient
+from fedmerit.protocol.measurement import Contribution, Evaluations, Trained, Work
+from fedmerit.protocol.member import Participant
+from fedmerit.protocol.memory import MemoryState, Value
+from fedmerit.protocol.messages import Ask, Exchange, Parcel, Signed, exchange_of, pack
+from fedmerit.protocol.outcome import Model, Outcome, Round, model_hash
+from fedmerit.protocol.settler import SETTLING
+from fedmerit.protocol.terms import EMBEDDED, SIMULATED, from_past, proposed, roster_in
 from fedmerit.scoring.sampling import as_error
-from fedmerit.simulation.analysis import Phi, Truth
+from fedmerit.secagg.setting import STAGES, Released
+from fedmerit.simulation.analysis import Analysis, Phi, PlainRound, Truth
 from fedmerit.simulation.direction import PathGradients
-from fedmerit.simulation.setup import Federation, continued, prepare, read, resolve
-from fedmerit.simulation.transport import Analysis, Identities, LocalTransport, Observer, Progress, Watch
+from fedmerit.simulation.setup import Federation, LocalTraining, continued, prepare, read, resolve, schedule
 from fedmerit.storage.recorder import Beside, LedgerRecorder
 from fedmerit.storage.run_folder import (
     ARCHIVE,
@@ -41,34 +51,320 @@ from fedmerit.storage.run_folder import (
     stored_pool_key,
 )
 
-__all__ = ["Progress", "Rehearsal", "Watch", "run"]
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+T = TypeVar("T")
 
 
-def run(
-    config: Config,
-    path: Any,
-    *,
-    resume: bool = False,
-    watch: Watch | None = None,
-    observe: Observer | None = None,
-    pool_key: bytes | None = None,
-) -> dict[str, Any]:
-    """Run or resume a federation and return the content of its ``scores.json``.
+@dataclass(frozen=True)
+class Progress:
+    """A message to the watcher: a step of a round has begun or advanced."""
 
-    The folder is new or empty; with ``resume`` it holds a run of the same config, which goes on after the
-    last round in the ledger. A ``pool_key`` is that of the run that this one repeats. For ``watch`` and
-    ``observe``, see `Rehearsal`.
+    stage: Literal["train", "sum", "evaluate", "coalitions", "retrain", "settle", "round", "note"]
+    round: int
+    rounds: int
+    done: int = 0
+    total: int = 0
+    text: str = ""
+
+
+Watch = Callable[[Progress], None]
+
+
+# ------------------------------------------------------------------- what members keep for the settlement
+
+MEMBERS = "members"
+"""The kind of archive files that hold what members keep. They are secret."""
+OF_ROUND: tuple[Value[Any], ...] = (memory.CLIENT, memory.UPDATE, memory.SIGNED)
+
+
+class Keeping:
+    """What members keep of every round until the run is settled: one file per round, one round in memory."""
+
+    def __init__(self, archive: Archive) -> None:
+        self.archive = archive
+        self._number, self._round = 0, dict[str, Any]()
+
+    def save(self, number: int, states: Mapping[str, MemoryState]) -> None:
+        """Keep update, client and signed outcome of every member who brought something to a round."""
+        arrays = {}
+        for name, state in states.items():
+            of_round = {value.name: state.get(value.of(number)) for value in OF_ROUND}
+            if of_round[memory.CLIENT.name] is not None and of_round[memory.UPDATE.name] is not None:
+                for kind, value in of_round.items():
+                    arrays[f"{kind}/{name}"] = np.frombuffer(memory.packed(value), np.uint8)
+        if arrays:
+            self.archive.save(MEMBERS, number, arrays)
+        self._number, self._round = 0, {}  # it may have been looked for before it was there
+
+    def get(self, number: int, name: str, kind: str) -> Any:
+        """Return a value that a member kept of a round, or None."""
+        if number != self._number:
+            arrays = self.archive.load(MEMBERS, number) if self.archive.has(MEMBERS, number) else {}
+            kinds = {value.name: value.kind for value in OF_ROUND}
+            self._number, self._round = number, {
+                key: memory.unpacked(data.tobytes(), kinds[key.partition("/")[0]] | None, key)
+                for key, data in arrays.items()
+            }  # fmt: skip
+        return self._round.get(f"{kind}/{name}")
+
+    def drop(self, number: int) -> None:
+        """Delete what members kept of a round."""
+        self.archive.drop(MEMBERS, number)
+        self._number, self._round = 0, {}
+
+
+class KeptState(MemoryState):
+    """The state of a member in a rehearsal that is settled: rounds that are over are in files."""
+
+    def __init__(self, name: str, keeping: Keeping) -> None:
+        super().__init__()
+        self.name, self.keeping = name, keeping
+
+    def get(self, value: Value[T]) -> T | None:
+        """Return what is stored, here or in the file of its round; or None."""
+        number, _, kind = value.name.partition(".")
+        stored = super().get(value)
+        if stored is None and kind in [of_round.name for of_round in OF_ROUND]:
+            return cast(T, self.keeping.get(int(number), self.name, kind))
+        return stored
+
+
+# ------------------------------------------------------------------------------------------ the transport
+
+
+class LocalTransport:
+    """A `protocol.coordinator.Transport` that carries messages to members in this process.
+
+    Members share the evaluations and the paid utility's gradient. A settled run needs the gradient, and the
+    ``archive`` where members keep what its settlement needs. ``analyses`` look at the plain updates of every
+    round with a sum.
     """
-    check_usable(Path(path), resume=resume)
-    if resume:
-        check_engine(Path(path))
-        config = continued(config, Path(path))
-    dataset = read(config)
-    config, _ = resolve(config, dataset)
-    with Folder(path, config, resume=resume) as folder:
-        rehearsal = Rehearsal(config, folder, watch, observe=observe, dataset=dataset, pool_key=pool_key)
-        del dataset  # members hold their own parts
-        return rehearsal.run()
+
+    lost: Mapping[str, str] = MappingProxyType({})
+    """Members whose answers get lost, as {"client-2": "3:masked"}; set by tests and benchmarks."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        roster: Roster,
+        keys: Keys,
+        run: str,
+        evaluate: Evaluations,
+        watch: Watch,
+        *,
+        analyses: Sequence[Analysis] = (),
+        gradient: Gradient | None = None,
+        archive: Archive | None = None,
+    ) -> None:
+        self.federation, self.run, self.watch = federation, run, watch
+        self.analyses = analyses
+        self.keeping = None if archive is None else Keeping(archive)
+        self.states: dict[str, MemoryState] = {
+            name: KeptState(name, self.keeping) if self.keeping else MemoryState()
+            for name in federation.names
+        }
+        self.members = {
+            name: Participant(
+                name,
+                keys[name],
+                roster,
+                lambda _, name=name: self.states[name],  # type: ignore[misc]
+                lambda shape, utilities: evaluate,
+                accept=lambda config: None,
+                seed=federation.config.run.seed,
+                rehearsal=True,
+                gradients=None if gradient is None else lambda shape, utility: gradient,
+            )
+            for name in federation.names
+        }
+        for name, factor in federation.config.corruption.misstate.items():
+            self.members[name].misstates = factor
+        self.local = LocalTraining(federation)
+        if federation.config.scoring.solo:
+            self.local.solo = dict.fromkeys(federation.names, federation.first)
+        self.m0 = federation.first  # start of the current round
+        self.before = federation.first  # start of the round before
+        self._trained: dict[str, Model] = {}
+        self._number, self._m0_hash = 0, ""
+
+    def _is_lost(self, name: str, number: int, kind: Exchange) -> bool:
+        if name not in self.lost:
+            return False
+        at, stage = self.lost[name].split(":")
+        order = [exchange_of(later) for later in (*STAGES, "report")]
+        return int(at) == number and kind in order[order.index(exchange_of(stage)) :]
+
+    def begin_round(self, number: int, m0: Model) -> None:
+        """Set the number and the starting model of the next round."""
+        self._number, self.m0, self._m0_hash, self._trained = number, m0, model_hash(m0), {}
+        if self.local.solo:  # members lost in this round still train their solo model
+            self.train(self.expected(number))
+
+    def end_round(self) -> None:
+        """File away or forget the updates of this round; remember the model that it started from."""
+        if self.keeping is not None:
+            self.keeping.save(self._number, self.states)
+        for state in self.states.values():
+            state.drop_update(self._number)
+        self.before = self.m0
+        self._trained = {}
+
+    def train(self, scheduled: Sequence[str]) -> Mapping[str, Model]:
+        """Train scheduled members who have not trained in this round yet; return all local models so far."""
+        missing = [name for name in scheduled if name not in self._trained]
+        if missing:
+            tell = partial(self._tell, "train")
+            self._trained |= self.local.train(self._number, missing, self.m0, self.before, tell)
+        return self._trained
+
+    def expected(self, number: int) -> Sequence[str]:
+        """Return who is scheduled in a round; after the last round, all members."""
+        names = self.federation.names
+        over = number > self.federation.config.training.rounds
+        return names if over else schedule(self.federation.config, names, number)
+
+    def exchange(self, kind: Exchange, asks: Mapping[str, Parcel]) -> Iterator[tuple[str, bytes]]:
+        """Yield each member's answer as it is made, so that at most one masked update is held at a time."""
+        work, config = None, self.federation.config
+        unpacked = {id(parcel): parcel for parcel in asks.values()}  # most go to all members
+        opened = {key: Ask.unpack(parcel) for key, parcel in unpacked.items()}
+        number = opened[id(next(iter(asks.values())))][0].round
+        here = [name for name in asks if not self._is_lost(name, number, kind)]
+        if kind == "train":
+            self.train(here)
+        settling = kind in SETTLING
+        stage = "settle" if settling else "evaluate" if kind == "report" and config.reports else "sum"
+        telling = number and kind != "close"  # which is no part of a round
+        if telling:
+            self._tell(stage, number if settling else 0, config.training.rounds if settling else len(asks))
+        for done, name in enumerate(here, start=1):
+            member, parcel = self.members[name], asks[name]
+            if kind == "train":
+                work = self._work(name)
+            elif kind == "report":
+                member.solo = self.local.solo.get(name)
+                member.early = not self._is_lost(name, number + 1, "advertise")
+            try:
+                answer = member.answer_opened(*opened[id(parcel)], parcel, "", work)
+            except ProtocolError as error:
+                if kind == "report":  # only a fault of this process can cause it
+                    raise
+                self.note(f"round {number}: {name} refuses: {error}")
+                continue
+            if kind == "train" and member.declined:  # only a rehearsal's owner learns the reason
+                self.note(f"round {number}: {name} declined and is not in the sum: {member.declined}")
+            yield name, answer
+            if telling and not settling:
+                self._tell(stage, done, len(asks))
+        if telling and not settling and len(here) < len(asks):  # those who are lost are waited for no more
+            self._tell(stage, len(asks), len(asks))
+
+    def _work(self, name: str) -> Callable[[], Work]:
+        trained, m0 = self._trained.pop(name), self.m0
+        client = next(client for client in self.federation.clients if client.name == name)
+
+        def train() -> Trained:
+            with np.errstate(all="ignore"):  # encoding refuses a diverged model
+                return Trained(m0, trained - m0, len(client.y))
+
+        return lambda: Work(m0, b"", train, m0_hash=self._m0_hash)
+
+    def analysed(self, outcome: Outcome) -> dict[str, Any]:
+        """Return what the analyses record about a round with a sum."""
+        weights = tuple(self.members[name].weight(self.run, outcome.round) for name in outcome.included)
+
+        def contribution(name: str) -> Contribution:
+            return self.members[name].contribution(self.run, outcome.round)
+
+        # As large as a model each: kept only if there are several analyses.
+        shared = cache(contribution) if len(self.analyses) > 1 else contribution
+        plain = PlainRound(self.m0, outcome, weights, self.federation.device, shared)
+        record: dict[str, Any] = {}
+        for analysis in self.analyses:
+            record |= analysis.summed(plain) or {}
+        return record
+
+    # -------------------------------------------------------------------------------- what members remember
+
+    def dump(self) -> tuple[dict[str, npt.NDArray[Any]], str]:
+        """Return what members must remember between rounds, and the test slice of their reported sums."""
+        arrays: dict[str, npt.NDArray[Any]]
+        arrays, totals_on = {f"solo/{name}": model for name, model in self.local.solo.items()}, ""
+        for name, state in self.states.items():
+            arrays[f"released/{name}"] = np.frombuffer(state.released().dump(), np.uint8)
+            if summed := state.get(memory.SUMMED):
+                arrays[f"summed/{name}"] = np.array(summed)
+            if shown := state.get(memory.SHOWN):
+                arrays[f"shown/{name}"] = np.frombuffer(b"".join(shown), np.uint8).reshape(len(shown), -1)
+            if (last := self.members[name].last_report(self.run, self._number + 1)) is not None:
+                totals_on = totals_on or last.totals_on
+                arrays |= {f"totals/{name}/{utility}": values for utility, values in last.totals.items()}
+        return arrays, totals_on
+
+    def restore(self, last: Round, arrays: Mapping[str, npt.NDArray[Any]], before: Model) -> None:
+        """Restore what members remembered after the last round, and the model that it started from."""
+        totals = dict[str, dict[str, npt.NDArray[Any]]]()
+        for key, values in arrays.items():
+            kind, name, *rest = key.split("/")
+            if kind == "solo":
+                self.local.solo[name] = values
+            elif kind == "released":
+                self.states[name].put_released(Released.load(values.tobytes()))
+            elif kind == "summed":
+                self.states[name].put(memory.SUMMED, values.tolist())
+            elif kind == "shown":
+                self.states[name].put(memory.SHOWN, [row.tobytes() for row in values])
+            else:
+                totals.setdefault(name, {})["/".join(rest)] = values
+        for name, sums in totals.items():
+            on = last.body["m"], last.body["totals_on"]
+            self.members[name].restore_sums(self.run, last.number, *on, sums)
+        self.before, self._number = before, last.number
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Delete what members kept of these rounds: they are to be run again, or the run is settled."""
+        if self.keeping is not None:
+            for number in numbers:
+                self.keeping.drop(number)
+
+    # ----------------------------------------------------------------------------------------------- progress
+
+    def note(self, text: str) -> None:
+        """Send a note to the watcher."""
+        self.watch(Progress("note", 0, self.federation.config.training.rounds, text=text))
+
+    def _tell(self, stage: Any, done: int = 0, total: int = 0) -> None:
+        self.watch(Progress(stage, self._number, self.federation.config.training.rounds, done, total))
+
+
+# ------------------------------------------------------------------------------------------------ the run
+
+
+Keys = Mapping[str, "Ed25519PrivateKey | None"]
+"""The private keys of a rehearsal's server and members, None without masks."""
+
+
+def keys_in(folder: Path, config: Config, *, make: bool) -> tuple[Roster, Keys]:
+    """Read the roster and everybody's keys from a folder; with ``make``, make missing ones (mode 600)."""
+    if not config.secure_aggregation.enabled:
+        return roster_in(config, None), dict.fromkeys((SERVER, *config.clients))
+    folder.mkdir(mode=0o700, exist_ok=True)
+    keys = {}
+    try:
+        for name in (SERVER, *config.clients):
+            path = folder / f"{name}.pem"
+            if make and not path.exists():
+                new_key(path)
+            keys[name] = load_key(path)
+        import fedmerit.secagg.client  # noqa: F401 - what masks need
+    except ImportError as error:
+        raise MissingExtra(
+            "secure aggregation needs the packages cryptography and pycryptodome; "
+            "or set secure_aggregation.enabled = false"
+        ) from error
+    return roster_in(config, {name: public_key(keys[name]) for name in config.clients}), keys
 
 
 class Rehearsal:
@@ -78,7 +374,6 @@ class Rehearsal:
         config: the resolved settings.
         folder: the run folder.
         watch: called with every step.
-        observe: sees every byte that the server receives.
         dataset: the data, if it has been read.
         federation: made from both, if that is done; for a resumed run, with the pool key from its folder.
         evaluations: replace the federation's own, which all members share.
@@ -94,7 +389,6 @@ class Rehearsal:
         folder: Folder,
         watch: Watch | None = None,
         *,
-        observe: Observer | None = None,
         dataset: Dataset | None = None,
         federation: Federation | None = None,
         evaluations: Evaluations | None = None,
@@ -111,8 +405,7 @@ class Rehearsal:
         self.federation, self.config = federation, federation.config
         if not started:
             keep_pool_key(folder.path, federation.pool.key)
-        for note in federation.notes:
-            self._note(note)
+        self._notes(federation.notes)
         self.truth = truth
         if truth is None and self.config.scoring.truth:
             self.truth = Truth(federation, folder.path / "tables", partial(self._tell, "coalitions", None))
@@ -120,11 +413,11 @@ class Rehearsal:
         if not self.config.settles:  # otherwise members state their scores
             if self.config.scoring.visibility == "all":  # a round's record is for everybody
                 self.phi = phi or Phi(federation)
-                self._notes_on_phi()
+                self._notes(self.phi.new_notes())
             else:
-                self._note(Note("phi-private"))
-        identities = Identities.of(self.config, folder.path / "keys", make=not started)
-        self.recorder = self._recorder(identities, started=started)
+                self._notes([Note("phi-private")])
+        roster, keys = keys_in(folder.path / "keys", self.config, make=not started)
+        self.recorder = self._recorder(roster, keys[SERVER], started=started)
         evaluations = evaluations or Evaluations(federation.evaluate)
         gradient, archive = None, None
         if self.config.settles:
@@ -132,11 +425,11 @@ class Rehearsal:
             archive = FolderArchive(folder.path / ARCHIVE)
         self.transport = LocalTransport(
             federation,
-            identities,
+            roster,
+            keys,
             self.recorder.run,
             evaluations,
             self.watch,
-            observe=observe,
             analyses=(*(analysis for analysis in (self.truth, self.phi) if analysis), *analyses),
             gradient=gradient,
             archive=archive,
@@ -159,17 +452,17 @@ class Rehearsal:
         else:
             self.recorder.begin(federation.first)
 
-    def _recorder(self, identities: Identities, *, started: bool) -> LedgerRecorder:
+    def _recorder(self, roster: Roster, key: Ed25519PrivateKey | None, *, started: bool) -> LedgerRecorder:
         text = self.config.to_toml()
         begun = replay(self.folder.ledger) if started else None
         terms = proposed(
-            text, identities.roster, strategy="FedAvg", optimiser=False, evaluates="server", engine=EMBEDDED
+            text, roster, strategy="FedAvg", optimiser=False, evaluates="server", engine=EMBEDDED
         )
         return LedgerRecorder(
             self.folder,
             self.config,
-            identities.roster,
-            identities.server,
+            roster,
+            key,
             begun.id if begun else secrets.token_hex(16),
             EMBEDDED,
             begun.first.terms if begun else terms,
@@ -231,28 +524,22 @@ class Rehearsal:
             if self.config.settles:
                 self._tell("settle", self.config.training.rounds)
             finish(self.coordinator, self.model)
-            self._notes()
+            self._notes(self.coordinator.refused)
+            self.coordinator.refused.clear()
         else:
             missing = [name for name in self.federation.names if name not in begun.seen]
             if missing and self.recorder.key is not None:
                 self.coordinator.seal(missing, begun.end.digest.hex())
-        self._forget()
-
-    def _forget(self) -> None:
         settled = self.recorder.recorded("settled")
         if not settled or settled[-1]["final"]:
             self.transport.forget(closed.number for closed in self.recorder.rounds)
-
-    def _notes(self) -> None:
-        for text in self.coordinator.refused:
-            self._note(text)
-        self.coordinator.refused.clear()
 
     def round(self, number: int) -> None:
         """Run one round: train, sum, evaluate, record."""
         self.transport.begin_round(number, self.model)
         model = self.coordinator.round(number, self.model, self.transport.expected(number))
-        self._notes()
+        self._notes(self.coordinator.refused)
+        self.coordinator.refused.clear()
         if model is not None:
             self.model = model
         total = self.config.training.rounds
@@ -268,7 +555,7 @@ class Rehearsal:
             "totals_on": totals_on,
         }
         if self.phi is not None and outcome is not None:
-            self._notes_on_phi()
+            self._notes(self.phi.new_notes())
             if recorded := self.phi.recorded(closed.number, self.config.scoring.utilities):
                 fields["phi"] = recorded
         return Beside(fields, analysis or None)
@@ -299,13 +586,9 @@ class Rehearsal:
             return change
         return f"{change}, {before[0]} {before[1]:.4g} -> {after[1]:.4g}"
 
-    def _notes_on_phi(self) -> None:
-        """Say which utilities have no Aumann-Shapley scores, and why, each once."""
-        for note in self.phi.new_notes() if self.phi else ():
-            self._note(note)
-
-    def _note(self, text: str) -> None:
-        self.watch(Progress("note", 0, self.config.training.rounds, text=text))
+    def _notes(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self.watch(Progress("note", 0, self.config.training.rounds, text=text))
 
     def _tell(self, stage: Any, number: int | None, done: int = 0, total: int = 0) -> None:
         """Report a step of a round; None is the current one."""
@@ -313,7 +596,30 @@ class Rehearsal:
         self.watch(Progress(stage, number, self.config.training.rounds, done, total))
 
 
-# ------------------------------------------------------------------------------------------- the run folder
+def run(
+    config: Config,
+    path: Any,
+    *,
+    resume: bool = False,
+    watch: Watch | None = None,
+    pool_key: bytes | None = None,
+) -> dict[str, Any]:
+    """Run or resume a federation and return the content of its ``scores.json``.
+
+    The folder is new or empty; with ``resume`` it holds a run of the same config, which goes on after the
+    last round in the ledger. A ``pool_key`` is that of the run that this one repeats. ``watch`` is
+    called with every step.
+    """
+    check_usable(Path(path), resume=resume)
+    if resume:
+        check_engine(Path(path))
+        config = continued(config, Path(path))
+    dataset = read(config)
+    config, _ = resolve(config, dataset)
+    with Folder(path, config, resume=resume) as folder:
+        rehearsal = Rehearsal(config, folder, watch, dataset=dataset, pool_key=pool_key)
+        del dataset  # members hold their own parts
+        return rehearsal.run()
 
 
 def check_engine(path: Path) -> None:

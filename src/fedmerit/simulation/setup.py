@@ -43,6 +43,7 @@ from fedmerit.simulation.training import (
     loss_of,
     outputs_for,
     train,
+    trained,
 )
 from fedmerit.simulation.utilities import Utility, check_kind, evaluate, resolve_all
 
@@ -67,6 +68,8 @@ def generator_for(config: Config, *what: str | int) -> np.random.Generator:
 
 Seeds = Callable[..., int]
 """A function such as `seed_for`: (config, what the seed is for) -> seed."""
+Tell = Callable[[int, int], None]
+"""Called with (done, total)."""
 LEAST_DEALT = 10
 """The fewest samples that a member gets where chance deals them."""
 
@@ -439,3 +442,54 @@ def schedule(config: Config, names: Sequence[str], number: int) -> tuple[str, ..
         generator = generator_for(config, "participation", number)
         drawn = generator.choice(names, usual_schedule(config), replace=False).tolist()
     return tuple(name for name in names if name in drawn and number not in away.get(name, ()))
+
+
+# ------------------------------------------------------------------------------------------ local training
+
+NOISE = 0.01
+"""Standard deviation of a noise free rider's update, as a multiple of that of the model's weights."""
+
+
+@dataclass(eq=False)
+class LocalTraining:
+    """The local training of a federation's members, one after another."""
+
+    federation: Federation
+    solo: dict[str, Model] = field(default_factory=dict)
+    """Per member, the model that it trains alone from the first one; empty without a solo track."""
+
+    def train(
+        self, number: int, scheduled: Sequence[str], start: Model, stale: Model, tell: Tell
+    ) -> dict[str, Model]:
+        """Return the local model of every scheduled member after training from ``start`` in a round.
+
+        ``stale`` is the global model of one round earlier, which a stale free rider sends back.
+        """
+        clients = [client for client in self.federation.clients if client.name in scheduled]
+        honest = [client for client in clients if client.behaviour == "honest"]
+        tell(0, len(honest))
+        models = self.honest(number, honest, start, tell)
+        for client in clients:
+            if client.behaviour == "zero":
+                models[client.name] = start
+            elif client.behaviour == "stale":
+                models[client.name] = stale
+            elif client.behaviour == "noise":
+                generator = np.random.default_rng(self.federation.seed("noise", number, client.name))
+                noise = generator.normal(0.0, NOISE * float(np.std(start)), start.size)
+                models[client.name] = (start + noise).astype(np.float32)
+        return models
+
+    def honest(
+        self, number: int, clients: Sequence[ClientData], start: Model, tell: Tell
+    ) -> dict[str, Model]:
+        """Train these members, and their solo models."""
+        federation, models = self.federation, dict[str, Model]()
+        for done, client in enumerate(clients, start=1):
+            seed = federation.seed("train", number, client.name)
+            how = *federation.training_data(client, number), federation.training, seed
+            models[client.name] = trained(federation.network, start, *how)
+            if self.solo:
+                self.solo[client.name] = trained(federation.network, self.solo[client.name], *how)
+            tell(done, len(clients))
+        return models
