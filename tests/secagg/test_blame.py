@@ -13,7 +13,6 @@ from contextlib import suppress
 from functools import partial
 from itertools import combinations, product
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -152,22 +151,6 @@ def test_the_sum_comes_out_whatever_happens_to_the_dealer_later(stage, included)
     expected = parties.plain_mean(parties.names[included:])
     assert parties.server.result.mean == pytest.approx(expected, abs=1e-8)
     assert blamed(parties) == {(A, B, "share")}
-
-
-def test_a_complaint_survives_a_restart():
-    """Each message is handled by another process."""
-    parties = go(Parties(7), bad={A: (B,)}, until="masked")
-
-    def restarted():
-        for name, client in parties.clients.items():
-            kept = Released.load(client.released.dump())
-            parties.clients[name] = Client.restore(client.dump(), parties.identity[name], released=kept)
-
-    for stage in ("check", "unmask", None):
-        restarted()
-        go(parties, until=stage)
-    assert parties.clients[B].complaints == (A,)
-    assert parties.server.result.mean == pytest.approx(parties.plain_mean(), abs=1e-8)
 
 
 # ------------------------------------------------------------------------------------------ false complaints
@@ -462,15 +445,6 @@ def test_all_complaints_together_open_what_bad_dealers_knew_and_nothing_else():
         assert masks.combine_shares({i: shares[0] for i, shares in known.items()}, 2) != own.mask
 
 
-def test_a_member_that_complains_about_all_who_are_bad_opens_no_key_of_another_attempt():
-    parties = go(Parties(7), bad={A: (C,), B: (C,)}, until="check")
-    opened = {row.key for row in parties.server.heads["masked"][C].body.complaints}
-    assert len(opened) == 2
-    again = parties.retry().play(until="masked")
-    assert not opened & {key_of(again, C, name) for name in again.names}
-    assert not opened & {key_of(parties, C, name) for name in parties.names[2:]}
-
-
 # ------------------------------------------------------------------------------------------- nothing is lucky
 
 NAMES = Parties(6).names
@@ -534,24 +508,6 @@ def counted(parties, name, counter, peers=None, released=None):
     )
     parties.clients[name] = client
     return client
-
-
-def test_members_remember_the_counters_of_others():
-    first = Parties(4)
-    for i, name in enumerate(first.names):
-        counted(first, name, 5 + i)
-    first.play()
-    assert {name: counter for name, (counter, _) in first.clients[A].tokens.items()} == {B: 6, C: 7, D: 8}
-    second = first.retry(round=2, attempt=0)
-    for name, client in first.clients.items():
-        counted(second, name, 20, client.tokens, client.released)
-        second.vectors[name] = second.vectors[name] * np.float32(0.5)
-    second.play()
-    for place, name in enumerate(second.names):  # each is told what is known of it
-        assert {row.place for row in second.server.heads["share"][name].body.stale} == {*range(4)} - {place}
-    assert {counter for counter, _ in second.clients[A].tokens.values()} == {20}
-    restored = Client.restore(second.clients[A].dump(), second.identity[A], released=Released())
-    assert restored.tokens == second.clients[A].tokens
 
 
 @pytest.mark.parametrize(

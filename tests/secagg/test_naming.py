@@ -148,20 +148,6 @@ def test_without_a_liar_every_value_is_proved_and_nobody_is_named(lost, weights)
     assert not verdict.unproved
 
 
-def test_both_ends_tell_the_same_number_and_only_for_masks_they_have():
-    parties = commits_falsely(Parties(5, word_bytes=8), {A: [B], D: [E]}).play(lost=[("masked", C)])
-    case = Case(parties)
-    assert sorted(case.tables[A].pairs) == [C, D, E]
-    assert sorted(case.tables[D].pairs) == [A, B, C]
-    for name, table in case.tables.items():
-        for peer, c in table.pairs.items():
-            assert 0 <= c < RING
-            assert peer == C or case.tables[peer].pairs[name] == c
-    verdict = case.verdict()
-    assert verdict.values == {name: case.true(name) for name in case.included}
-    assert not verdict.named
-
-
 def test_masked_again_is_what_was_sent_to_the_bit():
     parties = Parties(4, word_bytes=8, weights=[3, 1, 2, 7]).play()
     for name, client in parties.clients.items():
