@@ -26,7 +26,7 @@ from fedmerit.config import (
     recorded_hash,
 )
 from fedmerit.errors import ConfigError, InputError
-from fedmerit.scoring.validate import two_spellings
+from fedmerit.notes import two_spellings
 from fedmerit.settings import Heading, Partition, Scoring, Training
 from refusals import refused
 

@@ -37,7 +37,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmerit.errors import KeyFileError, LedgerError
-from fedmerit.scoring.validate import spelled, two_spellings, written_number
+from fedmerit.notes import spelled, two_spellings
+from fedmerit.scoring.types import written_number
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

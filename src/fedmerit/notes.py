@@ -12,6 +12,7 @@ import re
 import string
 import time
 import tomllib
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -362,3 +363,120 @@ def moment(seconds: int | None) -> str:
     '1970-01-01 00:00 UTC'
     """
     return "" if seconds is None else time.strftime(words("date.moment"), time.gmtime(seconds))
+
+
+# --------------------------------------------------------- names that may be one, spelled differently
+
+_ALIKE = str.maketrans(
+    # Cyrillic, Greek and others that are drawn like a Latin letter; dashes and apostrophes
+    "АВЕКМНОРСТУХІЈЅԚԜҮӀЁаеорсухіјѕһԁԛԝӏкёѵ" "ΑΒΕΖΗΙΚΜΝΟΡΤΥΧαονρικυχγ" "օսցıɡɑ" "‐‒–—―−’‘ʼ´`",
+    "ABEKMHOPCTYXIJSQWYIËaeopcyxijshdqwlkëv" "ABEZHIKMNOPTYXaovpikuxy" "ougiga" "------" + 5 * "'",
+)  # fmt: skip
+
+
+def two_spellings(names: Iterable[str]) -> tuple[str, str] | None:
+    r"""Return the first two names that differ only in case, blanks, or letters that look the same.
+
+    Letters of other alphabets may look the same, or letters composed in another way. Characters that nobody
+    sees do not count.
+
+    >>> two_spellings(["Ulm", "Bonn", "BONN "]), two_spellings(["Abbey", "\u0410bbey"])
+    (('Bonn', 'BONN '), ('Abbey', 'Аbbey'))
+    """
+    known: dict[tuple[bool, str], str] = {}
+    for name in names:
+        seen = unicodedata.normalize("NFKC", _seen(name))
+        for drawn in (False, True):
+            letters = seen.translate(_ALIKE) if drawn else seen
+            folded = unicodedata.normalize("NFC", letters.casefold())
+            first = known.setdefault((drawn, " ".join(folded.split())), name)
+            if first != name:
+                return first, name
+    return None
+
+
+_DRAWN = str.maketrans("OoIl", "0011")  # letters that are drawn like a digit
+_WORD = 5  # letters of the shortest word in which one wrong letter counts as a slip
+_DOUBLED = 4  # letters of the shortest word that may have lost one of two same neighbours ("Bonn")
+_ANYWHERE = 3  # letters of the shortest word that may be wrong anywhere
+_COUNTING = re.compile(r"[ivx]+|(.)\1*")  # words that number: "II", "viii", "B", "AA"
+_SAME = 3  # letters of the shortest name that accents, blanks and hyphens do not tell from another
+
+
+def slips(names: Iterable[str], *, anywhere: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield pairs of names that may be one, mistyped: "LMU Munchen", "LMU Mnüchen" and "LMU-München".
+
+    They differ in accents, blanks, hyphens and the like; or in one word of at least five letters, by one
+    letter inside it that is wrong, missing or too many, or by two neighbours that are swapped; or by one of
+    two same neighbours ("Bonn", "Bon"); or by digits that look like letters ("Site 0", "Site O"). Other
+    digits, the first or last letter of a word, and words that number ("II") tell names apart. With
+    ``anywhere``, words of at least three letters may differ in any one letter ("Köln", "Kön").
+
+    >>> list(slips(["Site 1", "Site 2", "Site 11", "Site A", "Site B", "nodeA", "nodeB"], anywhere=True))
+    []
+    """
+    buckets: dict[tuple[Any, ...], list[str]] = {}
+    for name in names:
+        digits, words = _bare(name)
+        keys: set[tuple[Any, ...]] = {(digits, "".join(words)), ("drawn", _seen(name).translate(_DRAWN))}
+        for k, word in enumerate(words):
+            if len(word) >= _ANYWHERE - 1:
+                shorter = {word[:i] + word[i + 1 :] for i in range(len(word))} | {word}
+                keys |= {(digits, k, *words[:k], part, *words[k + 1 :]) for part in shorter}
+        others = dict.fromkeys(other for key in sorted(keys, key=repr) for other in buckets.get(key, ()))
+        yield from ((other, name) for other in others if _is_slip(other, name, anywhere))
+        for key in keys:
+            buckets.setdefault(key, []).append(name)
+
+
+def _bare(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the digits of a name, and its words without accents, in small Latin letters if they look so."""
+    seen = unicodedata.normalize("NFKC", _seen(name)).translate(_ALIKE)
+    seen = re.sub(r"(?<=[a-z])(?=[A-Z]+(?![^\W\d_]))", " ", seen)  # "nodeA" is "node A"
+    plain = "".join(c for c in unicodedata.normalize("NFD", seen) if not unicodedata.combining(c)).casefold()
+    words = re.findall(r"[^\W\d_]+|[^\w\s\-.,/'&]", plain)
+    return tuple(re.findall(r"\d+", plain)), tuple(words)
+
+
+def _is_slip(first: str, second: str, anywhere: bool) -> bool:
+    (digits, words), (other_digits, other_words) = _bare(first), _bare(second)
+    if digits != other_digits:
+        places = list(zip(_seen(first), _seen(second), strict=False))
+        drawn = _seen(first).translate(_DRAWN) == _seen(second).translate(_DRAWN)
+        return drawn and all(a == b or a.isdigit() != b.isdigit() for a, b in places)
+    if "".join(words) == "".join(other_words):
+        return len("".join(words)) >= _SAME
+    pairs = [pair for pair in zip(words, other_words, strict=False) if pair[0] != pair[1]]
+    if len(words) != len(other_words) or len(pairs) != 1:
+        return False
+    short, long = sorted(pairs[0], key=len)
+    if len(long) < _ANYWHERE or all(_COUNTING.fullmatch(word) for word in pairs[0]):
+        return False
+    spots = range(len(long))
+    if len(short) < len(long):
+        off = [i for i in spots if long[:i] + long[i + 1 :] == short]  # several if same neighbours
+        if len(off) > 1 and len(long) >= _DOUBLED:
+            return True
+        one, swapped = bool(off), False
+    else:
+        off = [i for i in spots if short[i] != long[i]]
+        one = len(off) == 1
+        swapped = len(off) == 2 and off[1] == off[0] + 1 and {*short[off[0] :][:2]} == {*long[off[0] :][:2]}
+    if anywhere:
+        return one or swapped
+    return len(long) >= _WORD and (swapped or (one and off[0] in spots[1:-1]))
+
+
+def look_alike(first: str, second: str) -> bool:
+    """Return whether two different names look the same, so that a message must escape their letters."""
+    return _seen(first).translate(_ALIKE) == _seen(second).translate(_ALIKE)
+
+
+def _seen(name: str) -> str:
+    return "".join(c for c in unicodedata.normalize("NFC", name) if unicodedata.category(c) != "Cf")
+
+
+def spelled(first: str, second: str) -> tuple[str, str]:
+    """Return two names as a message shows them, with escaped letters if they would look the same."""
+    shown = ascii if look_alike(first, second) else repr
+    return shown(first), shown(second)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedmerit.data.partitions import by_group, members, restore, save, split
 from fedmerit.errors import DataError
-from fedmerit.scoring.validate import two_spellings
+from fedmerit.notes import two_spellings
 from raising import raises
 from refusals import refused
 

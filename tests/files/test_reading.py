@@ -14,7 +14,7 @@ from fedmerit.errors import ConfigError, FileFormatError, InputError, KeyFileErr
 from fedmerit.files.documents import as_csv, as_json, document
 from fedmerit.files.reports import read, read_content
 from fedmerit.identity import check_names
-from fedmerit.scoring.validate import slips, two_spellings
+from fedmerit.notes import slips, two_spellings
 
 CSV = """round,client,empty,grand,alone,without,se_alpha
 1,north,0.1,0.5,0.2,0.4,0.01

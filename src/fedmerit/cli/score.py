@@ -37,7 +37,7 @@ def _each(section: str, values: Sequence[str]) -> str:
 
 
 def _number(text: str) -> float:
-    from fedmerit.scoring.validate import written_number
+    from fedmerit.scoring.types import written_number
 
     return written_number(str(text))
 

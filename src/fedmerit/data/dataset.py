@@ -29,10 +29,9 @@ from fedmerit.config import load_object
 from fedmerit.data.tables import table
 from fedmerit.errors import DataError, FedmeritError, FileFormatError, MissingExtra
 from fedmerit.files.sheets import Expected, Sheet, read_sheet
-from fedmerit.notes import meant
+from fedmerit.notes import meant, spelled, two_spellings
 from fedmerit.protocol.pool import Images, Labels
 from fedmerit.scoring.amounts import readings
-from fedmerit.scoring.validate import spelled, two_spellings
 
 
 def sheet(file: Path, *columns: str) -> Sheet:

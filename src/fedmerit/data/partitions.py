@@ -35,7 +35,7 @@ from fedmerit.errors import ConfigError, DataError, KeyFileError
 from fedmerit.identity import check_name, check_names
 from fedmerit.notes import first_names
 from fedmerit.protocol.pool import Images, Labels, Pool, apart, parts_of, span_of
-from fedmerit.scoring.validate import LARGEST
+from fedmerit.scoring.types import LARGEST
 
 Indices = npt.NDArray[np.int64]
 """Sample numbers of one client, in ascending order."""

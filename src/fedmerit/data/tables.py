@@ -28,9 +28,8 @@ from fedmerit.files.sheets import (
     plain_numbers,
     read_sheet,
 )
-from fedmerit.notes import first_names, nearest
+from fedmerit.notes import first_names, nearest, spelled, two_spellings
 from fedmerit.scoring.amounts import readings
-from fedmerit.scoring.validate import spelled, two_spellings
 
 Mask = npt.NDArray[np.bool_]
 """Which rows."""

@@ -26,10 +26,9 @@ from typing import Any, NoReturn
 from fedmerit.errors import FileFormatError, InputError, NamesAlike, ReportError, ValueRefused
 from fedmerit.files import sheets, workbooks
 from fedmerit.files.sheets import FOUND_OUT, Sheet, SheetForm, fail, sheet_text
-from fedmerit.notes import Note, words
+from fedmerit.notes import Note, slips, spelled, two_spellings, words
 from fedmerit.scoring.scores import SCORES
-from fedmerit.scoring.types import Reports
-from fedmerit.scoring.validate import names_of, round_of, slips, spelled, two_spellings, whole, written_number
+from fedmerit.scoring.types import Reports, names_of, round_of, whole, written_number
 
 REQUIRED = ("round", "client", "empty", "grand", "alone", "without")
 PER_CLIENT = ("se_loo", "se_ioi", "se_alpha", "se_alpha_total", "samples", "cosine", "solo")

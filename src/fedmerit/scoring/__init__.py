@@ -2,7 +2,7 @@
 
 Its modules::
 
-    types, validate   Reports, Table, Scores, and the checks of what goes into them
+    types             Reports, Table, Scores, and the checks of what goes into them
     scores            every formula that works under secure aggregation, and PHI along a public direction
     accumulate        scores summed over rounds, while members come and go, and how their order settled
     ground_truth      values that need every coalition, and how close scores come to them

@@ -17,13 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.errors import InputError, ReportError, UndefinedScore
-from fedmerit.notes import Note
+from fedmerit.notes import Note, look_alike, two_spellings
 from fedmerit.scoring.ground_truth import agreement
 from fedmerit.scoring.sampling import is_whole
 from fedmerit.scoring.scores import score_of
 from fedmerit.scoring.types import Reports, Scores, Status, Vector, order_signs
 from fedmerit.scoring.uncertainty import compare_pairs, training_of
-from fedmerit.scoring.validate import look_alike, two_spellings
 
 Missing = Literal["zero", "own-mean"]
 Rows = npt.NDArray[np.float64]

@@ -19,8 +19,7 @@ from typing import TypeVar
 import numpy as np
 
 from fedmerit.errors import InputError
-from fedmerit.scoring.types import SHOWN
-from fedmerit.scoring.validate import is_number
+from fedmerit.scoring.types import SHOWN, is_number
 
 # ------------------------------------------------------------------------------------------------- numbers
 

@@ -20,8 +20,22 @@ import numpy.typing as npt
 from fedmerit.errors import InputError, NeedsTable, ReportError
 from fedmerit.notes import Note
 from fedmerit.scoring.scores import Empty, ee, fp, loo
-from fedmerit.scoring.types import Reports, Scores, Status, Table, Vector, in_order, settle
-from fedmerit.scoring.validate import A_NUMBER, LARGEST, floats, labels_of, names_of, number, whole
+from fedmerit.scoring.types import (
+    A_NUMBER,
+    LARGEST,
+    Reports,
+    Scores,
+    Status,
+    Table,
+    Vector,
+    floats,
+    in_order,
+    labels_of,
+    names_of,
+    number,
+    settle,
+    whole,
+)
 
 # ------------------------------------------------------------------------------------------ all coalitions
 

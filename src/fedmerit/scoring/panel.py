@@ -27,8 +27,17 @@ from fedmerit.errors import InputError, ReportError
 from fedmerit.notes import Note
 from fedmerit.scoring.rewards import Shares
 from fedmerit.scoring.scores import COLUMNS, matrix_of
-from fedmerit.scoring.types import Scores, Vector
-from fedmerit.scoring.validate import LARGEST_SCORE, ReadOnly, Setter, floats, is_number, names_of, sequence
+from fedmerit.scoring.types import (
+    LARGEST_SCORE,
+    ReadOnly,
+    Scores,
+    Setter,
+    Vector,
+    floats,
+    is_number,
+    names_of,
+    sequence,
+)
 
 Matrix = npt.NDArray[np.float64]
 """What the updates of member i did for the data of judge b, shape (N, N)."""

@@ -21,9 +21,8 @@ from fedmerit.notes import Note, code_of
 from fedmerit.scoring.amounts import ByClient, Payouts, money_of
 from fedmerit.scoring.sampling import upper_quantile
 from fedmerit.scoring.scores import NORMALISED, median_of_others, sum_of_others
-from fedmerit.scoring.types import SHOWN, Scores, Vector, in_order, rounding, settle
+from fedmerit.scoring.types import SHOWN, Scores, Vector, in_order, level_of, number, rounding, settle
 from fedmerit.scoring.uncertainty import compare_pairs, covariance_of, error_of, pair_quantile_of, sure_signs
-from fedmerit.scoring.validate import level_of, number
 
 # --------------------------------------------------------------------------------------------------- fence
 

@@ -29,8 +29,18 @@ import numpy.typing as npt
 
 from fedmerit.errors import InputError, NeedsTable, ReportError, UndefinedScore
 from fedmerit.notes import Note
-from fedmerit.scoring.types import Reports, Scores, Status, Table, Vector
-from fedmerit.scoring.validate import A_NUMBER, LARGEST, floats, names_of, sequence
+from fedmerit.scoring.types import (
+    A_NUMBER,
+    LARGEST,
+    Reports,
+    Scores,
+    Status,
+    Table,
+    Vector,
+    floats,
+    names_of,
+    sequence,
+)
 
 # ------------------------------------------------------------------------------------------ everybody else
 

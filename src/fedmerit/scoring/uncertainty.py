@@ -31,8 +31,7 @@ from fedmerit.scoring.sampling import (
     student_quantile,
     upper_quantile,
 )
-from fedmerit.scoring.types import RoundScatter, Scores, Vector, in_order, order_signs, rounding
-from fedmerit.scoring.validate import level_of
+from fedmerit.scoring.types import RoundScatter, Scores, Vector, in_order, level_of, order_signs, rounding
 
 __all__ = [
     "Pairs",

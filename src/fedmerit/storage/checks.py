@@ -39,7 +39,7 @@ from fedmerit.protocol.outcome import Round, model_hash, sum_hash
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.settlement import Proof, fitting, name_hash, table_of
 from fedmerit.protocol.terms import archived_weights
-from fedmerit.scoring.validate import written_number
+from fedmerit.scoring.types import written_number
 from fedmerit.secagg.setting import Setting, Task
 from fedmerit.storage.recorder import score_files, scores_document, write_scores
 from fedmerit.storage.run_folder import Folder, FolderArchive, checkpoint_in
