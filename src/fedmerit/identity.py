@@ -30,7 +30,7 @@ import stat
 import tomllib
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -582,21 +582,28 @@ def _small_order(key: bytes) -> bool:
     return y * (y * y - 1) * (_D * y**4 + 2 * y * y - 1) % _P == 0
 
 
+@contextmanager
+def drafted(path: Path, data: bytes, mode: int) -> Iterator[Path]:
+    """Write data to a new file beside ``path``, which is to take its place here; nothing of it is left."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield draft
+    finally:
+        with suppress(OSError):  # on a disk that cannot be written, nothing was left
+            draft.unlink(missing_ok=True)
+
+
 def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Create a file in one step: complete, with its mode from the start, and never over an existing file."""
     if not path.name:
         raise KeyFileError(f"{path}: expected the name of a file, got a folder")
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+        with drafted(path, data, mode) as draft:
             os.link(draft, path)  # unlike a rename, fails if the name is taken
-        finally:
-            os.unlink(draft)
     except FileExistsError:
         raise KeyFileError(f"{path}: exists already and is not overwritten") from None
     except OSError as error:

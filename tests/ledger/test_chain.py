@@ -280,7 +280,7 @@ def test_a_chain_made_anew_without_keys_is_found(path, order, change, record, co
 def test_an_author_without_a_key_and_a_key_that_is_none(path):
     with raises(LedgerError, record=3, code="stranger"):
         verify(path, keys={name: PUBLIC[name] for name in (SERVER, "north")})
-    with raises(LedgerError, record=3, code="stranger"):
+    with raises(LedgerError, record=3, code="unsigned"):
         verify(path, keys=PUBLIC | {"south": b"short"})
 
 

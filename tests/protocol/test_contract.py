@@ -29,7 +29,7 @@ PINNED, for every scenario and every way:
 11. Money: a decision divides the budget to the cent, verifies, and is written once; a run without any
     score pays nobody.
 
-NOT PINNED, since ways differ. ``round`` records of `local` hold ``members_checkpoint`` and ``totals_on``,
+NOT PINNED, since ways differ. ``round`` records of `local` hold ``members_checkpoint``,
 and its reports a cosine. Of a round that nobody reported on, `local` records v(M0) and v(M), others neither.
 Where no round is closed, Flower's ways raise `RunAborted` once the folder is written. Over Flower who was
 lost joins again: ``seen`` has another order.

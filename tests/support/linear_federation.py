@@ -238,10 +238,7 @@ class Federation:
 
     def _beside(self, folder: Folder, found: Round, outcome: Any) -> Beside:
         """Return what a rehearsal records beside a round; nothing of its members is kept to resume it."""
-        reports = (self.members[name].last_report(self.run_id, found.number + 1) for name in self.names)
-        on = next((report.totals_on for report in reports if report is not None), "")
-        kept = folder.save_checkpoint("members", found.number, {})
-        return Beside({"members_checkpoint": kept, "totals_on": on})
+        return Beside({"members_checkpoint": folder.save_checkpoint("members", found.number, {})})
 
     def round(self, number: int, members: Sequence[str] | None = None, *, by: Coordinator | None = None):
         """Run one round from `model`, and move it; returns M, or None where the round is aborted."""

@@ -36,7 +36,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from fedmerit.errors import FedmeritError, FileFormatError, LedgerError
-from fedmerit.identity import SERVER, Signer, canonical, commitment, content, content_of
+from fedmerit.identity import SERVER, Signer, canonical, commitment, content, content_of, verifies
 
 # ---------------------------------------------------------------------------------------------- the ledger
 
@@ -54,7 +54,8 @@ _TABLE = (
     "CREATE TABLE records (seq INTEGER PRIMARY KEY, author TEXT NOT NULL, kind TEXT NOT NULL, "
     "body BLOB NOT NULL, digest BLOB NOT NULL, signature BLOB NOT NULL, seal BLOB NOT NULL)"
 )
-_CELLS = "seq, author, kind, body, digest, signature, seal"
+_COLUMNS = {"author": str, "kind": str, "body": bytes, "digest": bytes, "signature": bytes, "seal": bytes}
+_CELLS = ", ".join(("seq", *_COLUMNS))
 _END = "pragma_user_version, pragma_application_id"
 _ENDS = "user_version, application_id"
 """Two numbers in the file's header: how many records there are, and a part of the last digest (`_mark`)."""
@@ -322,16 +323,9 @@ def parsed_record(
 ) -> Record:
     """Return a row as a record; raise LedgerError if a cell has a wrong type or the body is not canonical."""
     try:
-        cells = {
-            "author": author,
-            "kind": kind,
-            "body": body,
-            "digest": digest,
-            "signature": signature,
-            "seal": seal,
-        }
-        for name, cell in cells.items():
-            if not isinstance(cell, (expected := str if name in ("author", "kind") else bytes)):
+        cells = (author, kind, body, digest, signature, seal)
+        for (name, expected), cell in zip(_COLUMNS.items(), cells, strict=True):
+            if not isinstance(cell, expected):
                 raise ValueError(f"the {name} must be {expected.__name__}, got {type(cell).__name__}")
         parsed = _canonical_value(body)
         if not isinstance(parsed, dict):
@@ -367,7 +361,6 @@ def verified(records: Iterable[Record], keys: Callable[[Record], Mapping[str, by
     """
     previous = START
     raw: Mapping[str, bytes] | None = None
-    used: dict[str, Any] = {}
     for expected, record in enumerate(records, start=1):
         if record.seq != expected:
             raise LedgerError(
@@ -386,8 +379,8 @@ def verified(records: Iterable[Record], keys: Callable[[Record], Mapping[str, by
         if raw is None:
             raw = keys(record)
         if raw:
-            _check_signature(record, signed, raw, used)
-            _check_signature(record, digest, raw, used, seal=True)
+            _check_signature(record, signed, raw)
+            _check_signature(record, digest, raw, seal=True)
         elif record.signature or record.seal:
             raise LedgerError(
                 f"{record.name}: signed, in a ledger whose first record names no keys", record=expected
@@ -396,29 +389,17 @@ def verified(records: Iterable[Record], keys: Callable[[Record], Mapping[str, by
         previous = digest
 
 
-def _check_signature(
-    record: Record, message: bytes, raw: Mapping[str, bytes], used: dict[str, Any], *, seal: bool = False
-) -> None:
-    """Raise LedgerError unless the author signed, or the server sealed; ``used`` are keys read before."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
+def _check_signature(record: Record, message: bytes, raw: Mapping[str, bytes], *, seal: bool = False) -> None:
+    """Raise LedgerError unless the author signed the record, or the server sealed it."""
     author, signature = (SERVER, record.seal) if seal else (record.author, record.signature)
-    problem, code = "", "stranger"
     if author not in raw:
-        problem = f"{author!r} is not on the roster"
+        problem, code = f"{author!r} is not on the roster", "stranger"
+    elif not verifies(raw[author], signature, message):
+        problem, code = f"not signed by {author}", "unsealed" if seal else "unsigned"
     else:
-        try:
-            if author not in used:
-                used[author] = Ed25519PublicKey.from_public_bytes(raw[author])
-            used[author].verify(signature, message)
-        except ValueError:
-            problem = f"the key of {author!r} on the roster is not an Ed25519 key"
-        except InvalidSignature:
-            problem, code = f"not signed by {author}", "unsealed" if seal else "unsigned"
-    if problem:
-        where = f"{record.name}: seal" if seal else record.name
-        raise LedgerError(f"{where}: {problem}", record=record.seq, code=code)
+        return
+    where = f"{record.name}: seal" if seal else record.name
+    raise LedgerError(f"{where}: {problem}", record=record.seq, code=code)
 
 
 # -------------------------------------------------------------------------------------------------- copies
@@ -440,14 +421,8 @@ class _CopiedRecord(msgspec.Struct, forbid_unknown_fields=True):
 def exported(ledger: Records, visible: Callable[[Record], bool] = lambda _: True) -> Iterator[bytes]:
     """Yield the lines of a copy, without the bodies that are not ``visible``."""
     for record in ledger.records():
-        line: dict[str, Any] = {
-            "seq": record.seq,
-            "author": record.author,
-            "kind": record.kind,
-            "digest": record.digest.hex(),
-            "signature": record.signature.hex(),
-            "seal": record.seal.hex(),
-        }
+        line: dict[str, Any] = {"seq": record.seq, "author": record.author, "kind": record.kind}
+        line |= {name: getattr(record, name).hex() for name in ("digest", "signature", "seal")}
         if record.withheld or not visible(record):
             line["withheld"] = record.commitment.hex()
         else:

@@ -28,7 +28,7 @@ from fedmerit.ledger.chain import Record, reading
 from fedmerit.ledger.kinds import TOLERANCE, compare, numbers
 from fedmerit.ledger.rounds import Rounds, own_total
 from fedmerit.notes import Note, called, words
-from fedmerit.protocol.outcome import Round
+from fedmerit.protocol.outcome import Round, scored
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.amounts import Division, Payouts, division, money_of, payouts, rounds_down, spelled
 from fedmerit.scoring.doubts import Doubt, at_chance, doubts
@@ -203,9 +203,9 @@ def decide(
         if by_chance := at_chance(total):
             doubted = (by_chance,)
     else:
-        scored = [reports for closed in rounds if (reports := closed.to_reports(terms.utility)) is not None]
-        total = accumulate(scored, score=terms.score, missing=terms.missing)
-        doubted = doubts(scored, game=config.scoring.game)
+        reports = scored(rounds, terms.utility)
+        total = accumulate(reports, score=terms.score, missing=terms.missing)
+        doubted = doubts(reports, game=config.scoring.game)
     divided = terms.divide(total, liars)
     return Decision(
         number=len(before) + 1,

@@ -178,7 +178,6 @@ class Closed(Body, frozen=True):
     checkpoint: Hash
     evaluated: Literal["server", "members"]
     members_checkpoint: Hash | UnsetType = UNSET
-    totals_on: str | UnsetType = UNSET
     phi: Mapping[str, PhiBody] | UnsetType = UNSET
 
 

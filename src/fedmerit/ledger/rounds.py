@@ -32,7 +32,7 @@ from fedmerit.ledger import kinds
 from fedmerit.ledger.chain import Record, reading
 from fedmerit.ledger.kinds import compare, numbers, setting_of
 from fedmerit.notes import Note
-from fedmerit.protocol.outcome import Report, Round, included_hash
+from fedmerit.protocol.outcome import Report, Round, included_hash, scored
 from fedmerit.protocol.pool import least_shown
 from fedmerit.protocol.terms import EMBEDDED, from_past
 from fedmerit.scoring.accumulate import Missing, accumulate
@@ -156,7 +156,7 @@ def sees(member: str) -> Callable[[Record], bool]:
 
 def _is_heard(closed: Round) -> bool:
     """Return whether members reported on a round, also if a copy withholds what."""
-    return not closed.aborted and bool(closed.reports or closed.withheld)
+    return not closed.aborted and bool(closed.heard)
 
 
 def own_total(
@@ -164,8 +164,7 @@ def own_total(
 ) -> float | None:
     """Return a member's score summed over rounds, from its own reports alone; None if it has none."""
     heard = [closed for closed in rounds if _is_heard(closed)]
-    reported = [closed.to_reports(utility) for closed in heard if member in closed.reports]
-    own = [reports for reports in reported if reports is not None]
+    own = scored((closed for closed in heard if member in closed.reports), utility)
     if not own:
         return None
     factor = len(heard) / len(own) if missing == "own-mean" else 1.0
@@ -183,10 +182,9 @@ def check_totals(recorded: Mapping[str, Any], closed: Round, scoring: Scoring) -
             type(value) is not int if key == "n" else number(value) is None for key, value in part.items()
         ):
             raise LedgerError("totals: expected a whole number n, and numbers")
-    scored = (closed.reports or closed.withheld) and scoring.method != "settled"
-    for utility in scoring.utilities if scored else ():
+    for utility in scoring.utilities if closed.heard and scoring.method != "settled" else ():
         facts, measured = numbers(recorded[utility]["round"]), numbers(closed.body["utilities"][utility])
-        n, gain = len(closed.reports) + len(closed.withheld), measured["grand"] - measured["empty"]
+        n, gain = len(closed.heard), measured["grand"] - measured["empty"]
         again = {"n": n, "gain": gain, "grand": measured["grand"]}
         compare({key: value for key, value in facts.items() if key in again}, again, utility)
         scale = n * abs(gain) + abs(facts["alpha"])
@@ -327,10 +325,7 @@ class Rounds:
         if weighing == "roster":
             expected = {name: float(self.config.roster_weights[name]) for name in scheduled}
         else:
-            paid, missing = self.config.scoring.utilities[0], self.config.payment.missing
-            reported = [closed.to_reports(paid) for closed in self.closed]
-            scored = [reports for reports in reported if reports is not None]
-            everybody = from_past(scored, self.config.clients, missing=missing)
+            everybody = from_past(self.closed, self.config)
             expected = {name: everybody[name] for name in scheduled}
         compare(weights, expected, "weights")
         return weights
@@ -418,7 +413,7 @@ class Rounds:
         """Take a report; None if a copy withholds it."""
         if self.open is None:
             raise LedgerError("outside its round")
-        if record.author in (*self.open.reports, *self.open.withheld):
+        if record.author in self.open.heard:
             raise LedgerError("its author has already reported on this round")
         if body is None:
             self.open.withheld += (record.author,)
@@ -450,7 +445,8 @@ class Rounds:
         self._check_members(round_, body)
         self._check_models(round_, body)
         self._check_values(round_, body)
-        self._check_rehearsal(body)
+        if (body.members_checkpoint is not UNSET) != self._rehearsal:
+            raise LedgerError("a checkpoint of the members: expected in a rehearsal, and only there")
         check_server(round_, max(1, least_shown(self.pool)))
         if self._outcome is not None:  # only now it is known who is in the sum
             with reading(self._outcome):
@@ -460,7 +456,7 @@ class Rounds:
         for alpha in self.sums.values():
             alpha.add(round_)
         if self.config.scoring.method != "settled":  # there, reports acknowledge a round and give no score
-            self._heard |= {*round_.reports, *round_.withheld}
+            self._heard |= {*round_.heard}
 
     def _check_members(self, round_: Round, body: kinds.Closed) -> None:
         summed, inputs = not body.aborted, self.inputs.get(round_.number)
@@ -469,7 +465,7 @@ class Rounds:
         if summed and self.outcomes[round_.number].included != included_hash(body.included):
             raise LedgerError("the members it includes are not those that its members were told")
         _check_named(body.included, round_.scheduled, "includes")
-        heard = {*round_.reports, *round_.withheld}
+        heard = {*round_.heard}
         if heard | set(body.silent) != set(body.included) or heard & set(body.silent):
             raise LedgerError("the members it includes are not exactly those who reported or were silent")
         _check_named(body.silent, body.included, "did not hear from")
@@ -505,7 +501,7 @@ class Rounds:
                 raise LedgerError(f"the report of {name} is about other utilities")
         for utility in body.utilities:
             round_.to_reports(utility)  # raises here if the reports cannot be scored
-        self._check_utilities(body, bool(round_.reports or round_.withheld))
+        self._check_utilities(body, bool(round_.heard))
         self._check_errors(round_)
         if body.phi is not UNSET:
             self._check_phi(body)
@@ -564,21 +560,6 @@ class Rounds:
                 raise LedgerError(f"phi of {name}: expected {len(phi.sizes)} numbers of everybody in the sum")
             if not _finite([phi.gain, phi.rest, *(value for own in phi.blocks.values() for value in own)]):
                 raise LedgerError(f"phi of {name}: expected finite numbers")
-
-    def _check_rehearsal(self, body: kinds.Closed) -> None:
-        if {body.members_checkpoint is not UNSET, body.totals_on is not UNSET} != {self._rehearsal}:
-            raise LedgerError("a checkpoint of the members: expected in a rehearsal, and only there")
-        if self._rehearsal and body.totals_on != (expected := self._totals_on()):
-            raise LedgerError(f"totals_on: expected {expected!r}, where the members' reports are summed")
-
-    def _totals_on(self) -> str:
-        """Return the slice of the last report by the first member of the config who has reported at all."""
-        assert self.open is not None
-        for name in self.config.clients:
-            for heard in (self.open, *reversed(self.closed)):
-                if name in heard.reports or name in heard.withheld:
-                    return str(heard.body["slice"] or "")
-        return ""
 
     def end(self, record: Record, body: kinds.End) -> None:
         if body.rounds != len(self.closed):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -47,9 +47,6 @@ class HeadPlace:
         if not self.rounds:
             return Note("place-before", record=self.record)
         return Note("place", record=self.record, rounds=self.rounds)
-
-    def __str__(self) -> str:
-        return str(self.words)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,15 +129,12 @@ class Run:
             return ""
         return words(f"unsettled.{(self.settlement and self.settlement.why) or 'unfinished'}")
 
-    def extended(self, decision: Decision, written: Iterable[Record]) -> Run:
+    def extended(self, decision: Decision, written: Sequence[Record]) -> Run:
         """Return the run with one more decision, whose records were just written."""
-        records = tuple(written)
-        places = {record.digest.hex(): HeadPlace(record.seq, len(self.rounds)) for record in records}
         return replace(
             self,
-            decisions=(*self.decisions, decision),
-            records=(*self.records, *records),
-            places={**self.places, **places},
+            decisions=(*self.decisions, replace(decision, record=written[0].seq)),
+            records=(*self.records, *written),
         )
 
 
@@ -216,8 +210,8 @@ class _Fold:
 
     def _check_place(self, record: Record) -> None:
         first = ("run", "pool")
-        expected = first[len(self.records) :][:1] or (record.kind,)
-        if record.kind not in expected or (len(self.records) >= len(first) and record.kind in first):
+        at = len(self.records)
+        if record.kind != first[at] if at < len(first) else record.kind in first:
             raise LedgerError("expected the records run and pool first, and once")
         if self.end is not None and not kinds.KINDS[record.kind].late:
             raise LedgerError("comes after the end of the run")
@@ -250,11 +244,7 @@ class _Fold:
                 self.settlement.add(record, body)
             case _:
                 getattr(rounds, kind)(record, body)
-                if (
-                    body is not None
-                    and kind == "report"
-                    and (place := self.places.get(body.bound_to["head"]))
-                ):
+                if kind == "report" and body and (place := self.places.get(body.bound_to["head"])):
                     self.heads[record.author] = place
 
     def _join(self, record: Record, body: kinds.Join) -> None:
@@ -277,7 +267,7 @@ class _Fold:
         if place is None:
             raise LedgerError(f"its author saw a different history: no head before it is {body.head:.64}")
         if not body.round == place.rounds == len(self.rounds.closed):
-            raise LedgerError(f"signs round {body.round}, but its head is of {place}")
+            raise LedgerError(f"signs round {body.round}, but its head is of {place.words}")
         if self.end is None or record.author in self.seen:
             raise LedgerError("comes before the end of the run, or is the second one of its author")
         self.seen.add(record.author)
@@ -467,7 +457,7 @@ class _HeadLog:
         self.heads += 1
         place = check_head(head, self.run)
         if place.rounds != number:
-            raise LedgerError(f"shown as the head after round {number}, but it is the head of {place}")
+            raise LedgerError(f"shown as the head after round {number}, but it is the head of {place.words}")
 
     def _trained(self, number: int, m0: str) -> None:
         stated = self._m0(number)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -326,6 +326,11 @@ class Round:
     withheld: tuple[str, ...] = ()  # in a copy: members whose reports its reader may not see
     _cached: dict[tuple[str, str], Any] = field(default_factory=dict, init=False, repr=False)
 
+    @property
+    def heard(self) -> tuple[str, ...]:
+        """Everybody who reported, also if a copy withholds what."""
+        return (*self.reports, *self.withheld)
+
     def to_phi(self, utility: str) -> Scores | None:
         """Return the Aumann-Shapley scores of everybody in the sum, or None if the round has none."""
         return self._once("phi", utility, self._make_phi)
@@ -394,3 +399,8 @@ class Round:
                         how = Note("differs-how", what=what, own=mine, utility=utility, used=scored)
                         found.setdefault(name, how)
         return found
+
+
+def scored(rounds: Iterable[Round], utility: str) -> list[Reports]:
+    """Return the reports that scores take, of the rounds that have any."""
+    return [reports for closed in rounds if (reports := closed.to_reports(utility)) is not None]

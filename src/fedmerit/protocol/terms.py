@@ -21,9 +21,10 @@ from fedmerit.config import VERSION, Config, check_schedule, recorded, recorded_
 from fedmerit.errors import BindingError, ConfigError, MessageError, RefusedError, VersionError
 from fedmerit.identity import PREFIX, Member, Roster, canonical
 from fedmerit.protocol.messages import PACKAGE, PROTOCOL
-from fedmerit.scoring.accumulate import Missing, accumulate
+from fedmerit.protocol.outcome import Round, scored
+from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.ground_truth import normalise
-from fedmerit.scoring.types import Reports, Vector
+from fedmerit.scoring.types import Vector
 from fedmerit.secagg.quantise import Encoding
 from fedmerit.secagg.setting import LEAST_IN_SUM, Setting, default_threshold
 from fedmerit.settings import SecureAggregation, Training
@@ -97,11 +98,11 @@ def weights_of(values: Vector, clients: Sequence[str]) -> dict[str, float]:
     return dict(zip(clients, clipped.tolist(), strict=True))
 
 
-def from_past(rounds: Sequence[Reports], names: Sequence[str], *, missing: Missing) -> dict[str, float]:
+def from_past(rounds: Sequence[Round], config: Config) -> dict[str, float]:
     """Return weights from alpha summed over earlier rounds; 1 in the first round and for newcomers."""
-    weights = dict.fromkeys(names, 1.0)
-    if rounds:
-        total = accumulate(rounds, missing=missing)
+    weights = dict.fromkeys(config.clients, 1.0)
+    if reports := scored(rounds, config.scoring.utilities[0]):
+        total = accumulate(reports, missing=config.payment.missing)
         weights |= weights_of(total.values, total.clients)
     return weights
 

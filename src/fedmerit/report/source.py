@@ -19,7 +19,7 @@ from fedmerit.ledger.decisions import Decision
 from fedmerit.ledger.rounds import aborted, unreported
 from fedmerit.ledger.run import Run, opening_of
 from fedmerit.notes import Note, numbered, words
-from fedmerit.protocol.outcome import Round
+from fedmerit.protocol.outcome import Round, scored
 from fedmerit.scoring.accumulate import Missing
 from fedmerit.scoring.types import Reports
 from fedmerit.secagg.setting import LEAST_IN_SUM
@@ -152,10 +152,10 @@ def _of_run(run: Run, utility: str, missing: Missing, account: Account | None) -
     config, rounds = run.config, run.rounds
     others = (name for name in config.scoring.utilities if name != utility)
     return Source(
-        rounds=_scored(rounds, utility),
+        rounds=tuple(scored(rounds, utility)),
         clients=run.clients,
         missing=missing,
-        companions={name: scored for name in others if (scored := _scored(rounds, name))},
+        companions={name: tuple(reports) for name in others if (reports := scored(rounds, name))},
         aborted={one.number: one.aborted for one in rounds if one.aborted},
         unreported=() if account else unreported(rounds),
         config=config,
@@ -166,11 +166,6 @@ def _of_run(run: Run, utility: str, missing: Missing, account: Account | None) -
         account=account,
         heading=(run.decisions[-1].heading if run.decisions else NO_HEADING).over(config.heading),
     )
-
-
-def _scored(rounds: Sequence[Round], utility: str) -> tuple[Reports, ...]:
-    """Return the reports that scores take, for the rounds that have any."""
-    return tuple(found for one in rounds if (found := one.to_reports(utility)) is not None)
 
 
 def _unscored_run(run: Run) -> str:

@@ -288,10 +288,11 @@ class LocalTransport:
 
     # -------------------------------------------------------------------------------- what members remember
 
-    def dump(self) -> tuple[dict[str, npt.NDArray[Any]], str]:
-        """Return what members must remember between rounds, and the test slice of their reported sums."""
-        arrays: dict[str, npt.NDArray[Any]]
-        arrays, totals_on = {f"solo/{name}": model for name, model in self.local.solo.items()}, ""
+    def dump(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what members must remember between rounds."""
+        arrays: dict[str, npt.NDArray[Any]] = {
+            f"solo/{name}": model for name, model in self.local.solo.items()
+        }
         for name, state in self.states.items():
             arrays[f"released/{name}"] = np.frombuffer(state.released().dump(), np.uint8)
             if summed := state.get(memory.SUMMED):
@@ -299,13 +300,13 @@ class LocalTransport:
             if shown := state.get(memory.SHOWN):
                 arrays[f"shown/{name}"] = np.frombuffer(b"".join(shown), np.uint8).reshape(len(shown), -1)
             if (last := self.members[name].last_report(self.run, self._number + 1)) is not None:
-                totals_on = totals_on or last.totals_on
-                arrays |= {f"totals/{name}/{utility}": values for utility, values in last.totals.items()}
-        return arrays, totals_on
+                where = f"totals/{name}/{last.totals_on}"
+                arrays |= {f"{where}/{utility}": values for utility, values in last.totals.items()}
+        return arrays
 
     def restore(self, last: Round, arrays: Mapping[str, npt.NDArray[Any]], before: Model) -> None:
         """Restore what members remembered after the last round, and the model that it started from."""
-        totals = dict[str, dict[str, npt.NDArray[Any]]]()
+        totals = dict[tuple[str, str], dict[str, npt.NDArray[Any]]]()
         for key, values in arrays.items():
             kind, name, *rest = key.split("/")
             if kind == "solo":
@@ -317,10 +318,9 @@ class LocalTransport:
             elif kind == "shown":
                 self.states[name].put(memory.SHOWN, [row.tobytes() for row in values])
             else:
-                totals.setdefault(name, {})["/".join(rest)] = values
-        for name, sums in totals.items():
-            on = last.body["m"], last.body["totals_on"]
-            self.members[name].restore_sums(self.run, last.number, *on, sums)
+                totals.setdefault((name, rest[0]), {})["/".join(rest[1:])] = values
+        for (name, slice_), sums in totals.items():
+            self.members[name].restore_sums(self.run, last.number, last.body["m"], slice_, sums)
         self.before, self._number = before, last.number
 
     def forget(self, numbers: Iterable[int]) -> None:
@@ -549,11 +549,8 @@ class Rehearsal:
         """Return what only a rehearsal records of a round: members' memory, analyses."""
         analysis = self.transport.analysed(outcome) if outcome is not None else {}
         self.transport.end_round()
-        memories, totals_on = self.transport.dump()
-        fields: dict[str, Any] = {
-            "members_checkpoint": self.folder.save_checkpoint("members", closed.number, memories),
-            "totals_on": totals_on,
-        }
+        kept = self.folder.save_checkpoint("members", closed.number, self.transport.dump())
+        fields: dict[str, Any] = {"members_checkpoint": kept}
         if self.phi is not None and outcome is not None:
             self._notes(self.phi.new_notes())
             if recorded := self.phi.recorded(closed.number, self.config.scoring.utilities):
@@ -562,14 +559,9 @@ class Rehearsal:
 
     def _weights(self) -> Weights | None:
         """Return the function for weights from scores, which only a rehearsal has; None for other weights."""
-
-        def past(number: int, m0: Model, scheduled: Sequence[str]) -> Mapping[str, float]:
-            paid = self.config.scoring.utilities[0]
-            reported = [closed.to_reports(paid) for closed in self.recorder.rounds]
-            scored = [reports for reports in reported if reports is not None]
-            return from_past(scored, self.federation.names, missing=self.config.payment.missing)
-
-        return past if self.config.training.weights == "scores" else None
+        if self.config.training.weights != "scores":
+            return None
+        return lambda number, m0, scheduled: from_past(self.recorder.rounds, self.config)
 
     # ------------------------------------------------------------------------------------------- progress
 

@@ -40,7 +40,7 @@ from fedmerit.ledger.rounds import after_round, medians
 from fedmerit.ledger.run import Run, replay
 from fedmerit.notes import Note
 from fedmerit.protocol.messages import join_body
-from fedmerit.protocol.outcome import Model, Outcome, Report, Round, model_hash
+from fedmerit.protocol.outcome import Model, Outcome, Report, Round, model_hash, scored
 from fedmerit.protocol.settlement import countersignature
 from fedmerit.protocol.terms import EMBEDDED, Agreed
 from fedmerit.scoring.accumulate import Missing, accumulate
@@ -373,7 +373,7 @@ def record_decision(run: Run, terms: Terms, heading: Heading | None = None) -> t
         with folder.ledger.transaction():
             bodies = made.records(config.scoring.visibility)
             written = [folder.ledger.append(SERVER, kind, body, seal=seal) for kind, body in bodies]
-    return run.extended(replace(made, record=written[0].seq), written), True
+    return run.extended(made, written), True
 
 
 class SignedApproval(Struct, frozen=True, forbid_unknown_fields=True):
@@ -521,9 +521,9 @@ def scores_document(
 def _of_utility(
     rounds: Sequence[Round], clients: Sequence[str], utility: str, missing: Missing
 ) -> dict[str, Any]:
-    scored = [reports for closed in rounds if (reports := closed.to_reports(utility)) is not None]
+    reports = scored(rounds, utility)
     entries = [_entry(closed, utility) for closed in rounds]
-    sums = sums_object(scored, clients, missing=missing) if scored else {"cumulative": {}}
+    sums = sums_object(reports, clients, missing=missing) if reports else {"cumulative": {}}
     content = {"clients": list(clients), "utility": utility, "rounds": entries, **sums}
     put_phi(content, rounds, utility, missing)
     return content
@@ -589,8 +589,8 @@ def score_files(content: Mapping[str, Any]) -> dict[str, bytes]:
     if content.get("method") == "settled":  # there are no reports
         table = _settled_csv(content)
     else:
-        scored = [entry for entry in content["rounds"] if entry["reports"] is not None]
-        table = as_csv({**content, "rounds": scored})
+        entries = [entry for entry in content["rounds"] if entry["reports"] is not None]
+        table = as_csv({**content, "rounds": entries})
     return {"scores.json": as_json(content).encode(), "scores.csv": table.encode()}
 
 

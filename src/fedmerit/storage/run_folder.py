@@ -25,7 +25,6 @@ import logging
 import math
 import os
 import re
-import secrets
 import shutil
 import stat
 import time
@@ -34,12 +33,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from fedmerit.config import Config, difference, of_folder
 from fedmerit.errors import ConfigError, DataError, LedgerError, MissingExtra, StoreError
-from fedmerit.identity import Roster
+from fedmerit.identity import Roster, drafted
 from fedmerit.ledger.chain import LEDGER, Ledger
 from fedmerit.notes import Note
 from fedmerit.protocol.pool import KEY_BYTES, Slice, samples_in
@@ -155,14 +155,9 @@ def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Write a file in one step: a crash leaves either the old content or the new."""
     if not path.name:
         raise StoreError(f"{path}: expected the name of a file, got a folder")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with drafted(path, data, mode) as draft:
+            draft.replace(path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -170,9 +165,6 @@ def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             os.close(folder)
     except OSError as error:
         raise StoreError(f"{path}: could not be written: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):  # on a disk that cannot be written, nothing was left
-            temporary.unlink(missing_ok=True)
 
 
 def checkpoint_in(folder: Path, name: str, number: int) -> Path:
@@ -369,7 +361,7 @@ def timed(watch: Callable[[Any], None], folder: Path) -> Callable[[Any], None]:
         watch(step)
         if step.stage == "round":
             now = time.monotonic()
-            seconds = _seconds(folder) | {str(step.round): round(now - last[0], 3)}
+            seconds = _seconds(folder) | {step.round: round(now - last[0], 3)}
             write(folder / COSTS, (json.dumps({"seconds": seconds}, indent=1) + "\n").encode())
             last[0] = now
 
@@ -381,19 +373,18 @@ def read_costs(folder: Path) -> Costs:
     seconds = _seconds(folder)
     checkpoints = sorted((folder / "checkpoints").glob("model-*.safetensors"))
     return Costs(
-        seconds=tuple(seconds[key] for key in sorted(seconds, key=int)) or None,
+        seconds=tuple(seconds[number] for number in sorted(seconds)) or None,
         parameters=_parameters(checkpoints[-1]) if checkpoints else None,
     )
 
 
-def _seconds(folder: Path) -> dict[str, float]:
+def _seconds(folder: Path) -> dict[int, float]:
     path = folder / COSTS
     if not path.is_file():
         return {}
     try:
-        seconds = json.loads(path.read_bytes())["seconds"]
-        return {str(int(number)): float(value) for number, value in seconds.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, dict[int, float]])["seconds"]
+    except (OSError, ValueError, LookupError, RecursionError) as error:
         raise StoreError(f"{path}: expected seconds by round, got something else: {error!r:.80}") from error
 
 
@@ -490,11 +481,21 @@ def runs_of(paths: Sequence[Path]) -> list[Path]:
 log = logging.getLogger("fedmerit")
 
 
+@dataclass(frozen=True)
+class OpenedSlice:
+    """A test slice that a server has shown to members."""
+
+    federation: str
+    run: str  # the run folder
+    id: str  # of the run
+    samples: list[str]  # eight bytes of a hash for every sample
+
+
 class OpenedSamples:
     """Which test samples a server has shown to members, in rounds and settlements: they settle on none.
 
-    ``KEY.opened`` beside the server's key (mode 600) has one line of JSON per test slice: the federation, the
-    run folder, the run, and eight bytes of a hash for every sample. Members keep the same in their own state.
+    ``KEY.opened`` beside the server's key (mode 600) has one line of JSON per test slice. Members keep the
+    same in their own state.
     """
 
     def __init__(self, key: Path, roster: Roster) -> None:
@@ -504,42 +505,31 @@ class OpenedSamples:
         """Raise DataError if another run opened one of these samples, because members would not settle."""
         samples = {sample.hex() for sample in samples_in(opened)}
         for line in self._lines():
-            if run and line.get("id") == run:
-                continue
-            before = samples & {*line["samples"]}
-            if before and line["federation"] == self.federation:
+            before = samples & {*line.samples}
+            if before and line.federation == self.federation and line.id != run:
                 raise DataError(
                     f"test: {len(before)} of {len(opened.y)} samples were shown to these members in "
-                    f"{line['run']}, and members settle on no sample that they saw before, because they may "
+                    f"{line.run}, and members settle on no sample that they saw before, because they may "
                     'have trained on it: give samples that nobody has seen, or method="reports"'
                 )
 
     def add(self, folder: Path, run: str, opened: Slice) -> None:
         """Remember, once, that these samples are shown to the members of a run; warn if that fails."""
         samples = sorted(sample.hex() for sample in samples_in(opened))
-        where = {"run": str(folder.resolve()), "id": run}
-        line = {"federation": self.federation, **where, "samples": samples}
+        line = OpenedSlice(self.federation, str(folder.resolve()), run, samples)
         try:
             lines = self._lines()
-            if {**line, "run": None} not in [{**other, "run": None} for other in lines]:
-                text = "".join(json.dumps(entry) + "\n" for entry in [*lines, line])
-                write(self.path, text.encode(), mode=0o600)
+            if not any(replace(other, run=line.run) == line for other in lines):
+                write(self.path, msgspec.json.Encoder().encode_lines([*lines, line]), mode=0o600)
         except StoreError as error:
             log.warning("the next run cannot tell which test samples were shown in this one: %s", error)
 
-    def _lines(self) -> list[dict[str, Any]]:
+    def _lines(self) -> list[OpenedSlice]:
         try:
-            texts = self.path.read_text(encoding="utf-8").splitlines()
-            lines = [json.loads(text) for text in texts]
-            for number, line in enumerate(lines, 1):
-                if not all(
-                    isinstance(text, str) for text in (line["federation"], line["run"], *line["samples"])
-                ):
-                    raise ValueError(f"line {number} names no federation, run or samples")
-            return lines
+            return msgspec.json.Decoder(OpenedSlice).decode_lines(self.path.read_bytes())
         except FileNotFoundError:
             return []
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise StoreError(
                 f"{self.path}: cannot be read: {error}; it says which test samples were opened before"
             ) from error
