@@ -18,7 +18,7 @@ from fedmerit.verify import verify_folder
 from inprocess import InProcess
 from refusals import refused
 from small import contributions, members, start
-from tests.ledger.test_records import anew
+from tests.ledger.test_kept import anew
 
 CAREFUL = "members: 4 of 4 joined, each with its own key; this cannot show whose machines they were"
 REHEARSAL = (

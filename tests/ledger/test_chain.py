@@ -4,12 +4,9 @@ import json
 import os
 import random
 import shutil
-import signal
 import sqlite3
 import stat
 import struct
-import subprocess
-import sys
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -369,34 +366,6 @@ def test_a_commit_that_fails_leaves_no_transaction_open(path):
         with ledger.transaction():
             append(ledger, "north", "report", {"round": 2})
     assert verify(path) is True
-
-
-KILLED = """
-import sys
-from fedmerit.ledger.chain import Ledger
-with Ledger(sys.argv[1]) as ledger, ledger.transaction():
-    for k in range(int(sys.argv[2])):
-        ledger.append("server", "round", {"round": k, "text": "x" * 5000})
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_a_process_killed_inside_a_transaction_leaves_nothing(tmp_path):
-    """With so many records SQLite has spilled pages of the transaction to disk before the kill."""
-    path = fill(tmp_path / "ledger.sqlite", signed=False)
-    child = subprocess.Popen(
-        [sys.executable, "-c", KILLED, path, "1000"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout.readline() == "ready\n"
-    child.send_signal(signal.SIGKILL)
-    child.communicate()
-    assert verify(path, keys={}) is False
-    with Ledger(path) as ledger:
-        assert len(ledger) == 5
-        with ledger.transaction():
-            ledger.append(SERVER, "round", {"round": 1})
-    assert verify(path, keys={}) is False
 
 
 def test_two_writers_wait_for_each_other_and_make_one_chain(path, monkeypatch):

@@ -11,14 +11,14 @@ import pytest
 from msgspec import msgpack
 
 from fedmerit.errors import LedgerError
-from fedmerit.identity import SERVER, canonical, content
-from fedmerit.ledger.chain import START, link
+from fedmerit.identity import canonical
 from fedmerit.report.facts import Facts
 from fedmerit.report.page.text import remark
 from fedmerit.report.source import read_source
 from fedmerit.secagg import masks
 from fedmerit.secagg.client import Client
 from fedmerit.verify import verify_copy, verify_folder
+from forging import anew, changes, places, put
 from linear_federation import Federation, dealing_badly
 
 DEALER, RIVAL = "client-1", "client-2"
@@ -50,28 +50,6 @@ def complaining(federation, name, dealer, key=None):
 
 def blames(federation):
     return [record.body for record in federation.records if record.kind == "blame"]
-
-
-def anew(federation, change=None, at="blame"):
-    """The lines of a copy whose ledger the server wrote anew, after a change of its records of one kind."""
-    previous, heads, lines = START, {}, []
-    for record in federation.records:
-        body = json.loads(canonical(record.body))
-        if record.kind == at and change is not None and change(body) == "drop":
-            continue
-        text = canonical(body).decode()
-        for old, new in heads.items():
-            text = text.replace(old, new)
-        body = json.loads(text)
-        said = content(record.author, record.kind, body)
-        signature = federation.keys[record.author].sign(said)
-        digest = link(previous, len(lines) + 1, said, signature)
-        heads[record.digest.hex()] = digest.hex()
-        line = {"seq": len(lines) + 1, "author": record.author, "kind": record.kind, "body": body}
-        line |= {"digest": digest.hex(), "signature": signature.hex()}
-        lines.append(canonical(line | {"seal": federation.keys[SERVER].sign(digest).hex()}))
-        previous = digest
-    return b"\n".join([*lines, b""])
 
 
 @pytest.mark.parametrize("weights", [None, {f"client-{i}": 1 + i / 2 for i in range(7)}])
@@ -170,32 +148,6 @@ def test_shares_of_something_else_are_blamed_when_they_are_put_together(tmp_path
 # ------------------------------------------------------------------------------------- what verify recomputes
 
 
-def others(value, names):
-    """Other values for a part of a record."""
-    if isinstance(value, str) and len(value) > 60:
-        return [value[:-2] + f"{int(value[-2:], 16) ^ 1:02x}", value.upper() + "0", value[2:], ""]
-    if isinstance(value, str):
-        return [*names, "share", "complaint", "secret", "", None]
-    if isinstance(value, list):
-        return [value[1:], value[::-1], [*value, *value[-1:]], [], None]
-    if isinstance(value, dict):
-        return [{**value, "more": []}, {}, None]
-    return [value + 1, True, None] if isinstance(value, int) else ["x", *names]
-
-
-def parts(value, path=()):
-    yield path, value
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield from parts(item, (*path, key))
-
-
-def put(body, path, value):
-    for step in path[:-1]:
-        body = body[step]
-    body[path[-1]] = value
-
-
 @pytest.mark.parametrize(
     "why", ["share", *(pytest.param(why, marks=pytest.mark.long) for why in ("complaint", "secret"))]
 )
@@ -212,17 +164,17 @@ def test_every_part_of_a_blame_is_recomputed(tmp_path, bad_dealer, monkeypatch, 
         )
     federation.run()
     monkeypatch.undo()
-    (body,) = blames(federation)
-    assert body["why"] == why
-    copy = tmp_path / "copy.jsonl"
-    copy.write_bytes(anew(federation))
+    records, copy = federation.records, tmp_path / "copy.jsonl"
+    (blame,) = (record for record in records if record.kind == "blame")
+    assert blame.body["why"] == why
+    copy.write_bytes(anew(records, federation.keys))
     assert list(verify_copy(copy)), "what is written anew without a change verifies"
-    tried = 0
-    for path, value in parts(json.loads(canonical(body))):
-        for other in others(value, federation.names) if path else ():
+    words, tried = (*federation.names, "share", "complaint", "secret"), 0
+    for path, value in places(json.loads(canonical(blame.body))):
+        for other in (*changes(value), *(words if isinstance(value, str) else ())) if path else ():
             if canonical(other) == canonical(value):
                 continue
-            copy.write_bytes(anew(federation, lambda made, p=path, o=other: put(made, p, o)))
+            copy.write_bytes(anew(records, federation.keys, blame.seq, put(blame.body, path, other)))
             with pytest.raises(LedgerError):
                 list(verify_copy(copy))
             tried += 1
@@ -232,13 +184,11 @@ def test_every_part_of_a_blame_is_recomputed(tmp_path, bad_dealer, monkeypatch, 
 def test_a_ledger_in_which_the_blamed_take_part_again_is_refused(tmp_path, bad_dealer):
     bad_dealer(1, RIVAL)
     federation = Federation(tmp_path, 7, 2).run()
-
-    def back(body):
-        if body["round"] == 2:
-            body["members"] = list(federation.names)
-
-    copy = tmp_path / "copy.jsonl"
-    copy.write_bytes(anew(federation, back, at="schedule"))
+    records, copy = federation.records, tmp_path / "copy.jsonl"
+    (second,) = (one for one in records if one.kind == "schedule" and one.body["round"] == 2)
+    copy.write_bytes(
+        anew(records, federation.keys, second.seq, {**second.body, "members": list(federation.names)})
+    )
     with pytest.raises(LedgerError, match=f"schedules {DEALER}, who was blamed in round 1"):
         list(verify_copy(copy))
 
@@ -247,7 +197,7 @@ def test_a_ledger_without_the_blame_is_refused_by_who_complained(tmp_path, bad_d
     bad_dealer(1, RIVAL)
     federation = Federation(tmp_path, 7, 1, files=True).run()
     copy = tmp_path / "copy.jsonl"
-    copy.write_bytes(anew(federation, lambda body: "drop"))
+    copy.write_bytes(anew([one for one in federation.records if one.kind != "blame"], federation.keys))
     assert list(verify_copy(copy))  # nothing in the ledger shows it
     # heads that the server wrote anew are not those this member keeps; here only the complaint is compared
     kept = [line for line in federation.heads(RIVAL).read_text().splitlines() if line.split()[1] in KINDS]

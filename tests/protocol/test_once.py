@@ -1,4 +1,4 @@
-"""What is computed once for each round, however many there are."""
+"""What is computed once for each round or record, however many there are."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import command_line
 from fedmerit.config import from_dict
 from fedmerit.files.documents import RoundEntry, as_csv, as_json, document
 from fedmerit.identity import exact
+from fedmerit.ledger import chain, run
 from fedmerit.ledger.rounds import running, stated
 from fedmerit.protocol import direction, outcome, settlement
 from fedmerit.report import source
@@ -23,6 +25,7 @@ from fedmerit.scoring.types import Reports
 from fedmerit.secagg import client
 from fedmerit.storage import recorder
 from linear_federation import Federation
+from runs import records_of
 
 ROUNDS = 5
 
@@ -160,3 +163,35 @@ def test_a_document_of_entries_has_the_same_text():
         assert as_csv(kept) == as_csv(content)
     with pytest.raises(ValueError, match="not JSON compliant"):
         as_json({"a": [float("nan")]})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    settings = {"scoring": {"method": "both"}}
+    return Federation(tmp_path_factory.mktemp("once"), rounds=2, settings=settings).run().folder
+
+
+@pytest.mark.parametrize(
+    "command", [("score",), ("rewards", "--budget", "100"), ("page",), ("rewards", "--budget", "200")]
+)
+def test_one_run_read_is_one_pass(folder, monkeypatch, command):
+    there, parsed, folded = len(records_of(folder)), Counter(), []
+    parse, begin = chain.parsed_record, run._Fold.begun.__func__
+    for file in folder.glob("page*.html"):
+        file.unlink()  # `rewards` writes it anew from another reading
+
+    def counted(seq, *cells):
+        parsed[seq] += 1
+        return parse(seq, *cells)
+
+    def counted_fold(cls, *given):
+        folded.append(given)
+        return begin(cls, *given)
+
+    monkeypatch.setattr(chain, "parsed_record", counted)
+    monkeypatch.setattr(run._Fold, "begun", classmethod(counted_fold))
+    name, *options = command
+    found = command_line.call(name, folder, *options)
+    assert found.exit_code == 0, found.output
+    assert parsed == Counter(range(1, there + 1))
+    assert len(folded) == 1

@@ -16,9 +16,9 @@ from fedmerit.simulation.direction import direction
 from fedmerit.simulation.run import Rehearsal, run
 from fedmerit.storage.run_folder import Folder
 from fedmerit.verify import verify_copy, verify_folder
+from forging import anew, changes, places, put
 from networks import module_of
 from runs import rounds_of
-from tests.ledger.test_every_field import anew, changes, places, put
 from tiny import ALL, Seen, tiny
 
 
