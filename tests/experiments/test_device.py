@@ -24,7 +24,7 @@ def test_the_two_models_of_a_member_are_those_that_numpy_makes(game, weight, tot
     rng, size = np.random.default_rng(5), 70_001  # more than a block of numpy's
     m0, model = rng.normal(size=(2, size)).astype(np.float32)
     own = Contribution(rng.integers(-(2**31), 2**31, size, np.int32), 0.7e-9)
-    outcome = Outcome(1, model, total, ("A", "B", "C"), None, "", "", "")
+    outcome = Outcome(1, np.zeros(0, np.uint32), ("A", "B", "C"), None, "", "", model, total)
     expected = coalition_models(game, m0, outcome, own, weight)
     given = torch.as_tensor(m0), torch.as_tensor(model), contribution_on(CPU, own)
     for found, one in zip(models_on(game, *given, weight, total), expected, strict=True):

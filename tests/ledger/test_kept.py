@@ -272,7 +272,8 @@ def test_a_ledger_with_others_in_the_sum_is_an_error(federation):
     head = recorder.head
     recorder.schedule(1, ALL, None)
     recorder.masked(1, {**inputs_in(federation.home / "hidden"), "D": "00" * 32})
-    told = Outcome(1, model, 4.0, tuple(ALL), federation.pool.slice(1), model_hash(M0), head, "00" * 32)
+    where = (tuple(ALL), federation.pool.slice(1), model_hash(M0), head)
+    told = Outcome(1, np.zeros(1, np.uint32), *where, model, 4.0)
     recorder.close(found, model, told, None)
     message = (
         r"line 3: .* for the sum of A, B, C in round 1, but the ledger says that the sum is of A, B, C, D"

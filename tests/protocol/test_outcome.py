@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fedmerit.errors import BindingError, BoundError
 from fedmerit.protocol.outcome import Told, model_hash, moved, sum_hash
 from fedmerit.secagg.quantise import Encoding
+from fedmerit.secagg.setting import Task
 from refusals import refused
 
 NAMES = ("A", "B", "C", "D", "E", "F", "G")
@@ -66,7 +67,7 @@ def test_every_member_computes_from_the_integers_the_m_that_the_server_has(case)
     total = math.fsum(public.values()) if public else None
     decoded = encoding.decode(words, included=len(weights), public_total=total)
     for number, name in enumerate(NAMES[: len(weights)]):
-        found = told(m0, words, NAMES[: len(weights)]).outcome(m0, encoding, public)
+        found = told(m0, words, NAMES[: len(weights)]).outcome(m0, Task(bytes(32), encoding, public))
         found.check(name, float(weights[number]), encoding)
         assert found.total_weight == decoded.total_weight
         assert model_hash(found.model) == model_hash(moved(m0, decoded.weighted_sum, decoded.total_weight))
@@ -76,8 +77,8 @@ def test_every_member_computes_from_the_integers_the_m_that_the_server_has(case)
 def test_one_unit_more_in_one_place_is_another_outcome():
     """M is rounded to float32, so it may be the same; the digest of the integers is not."""
     m0, encoding = np.full(3, 1e6, np.float32), Encoding(3, 4, 4.0)
-    one = told(m0, summed(5, 6, 7)).outcome(m0, encoding, None)
-    other = told(m0, summed(5, 6, 8)).outcome(m0, encoding, None)
+    one = told(m0, summed(5, 6, 7)).outcome(m0, Task(bytes(32), encoding))
+    other = told(m0, summed(5, 6, 8)).outcome(m0, Task(bytes(32), encoding))
     assert one.bound_to["m"] == other.bound_to["m"]
     assert {key for key in one.bound_to if one.bound_to[key] != other.bound_to[key]} == {"x"}
 
@@ -86,10 +87,10 @@ def test_one_unit_more_in_one_place_is_another_outcome():
 def test_a_sum_beyond_the_reach_of_those_who_are_in_it_is_refused(sign):
     m0, encoding = np.zeros(3, np.float32), Encoding(3, 7, 4.0)
     reach = 4 * encoding.limit
-    found = told(m0, summed(0, sign * reach, 0)).outcome(m0, encoding, None)
+    found = told(m0, summed(0, sign * reach, 0)).outcome(m0, Task(bytes(32), encoding))
     assert found.model[1] == pytest.approx(sign * 4.0)
     with pytest.raises(BoundError):
-        told(m0, summed(0, sign * (reach + 1), 0)).outcome(m0, encoding, None)
+        told(m0, summed(0, sign * (reach + 1), 0)).outcome(m0, Task(bytes(32), encoding))
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
@@ -97,32 +98,34 @@ def test_a_model_that_is_not_finite_is_refused(odd):
     m0 = np.zeros(5, np.float32)
     m0[2] = odd
     with pytest.raises(BindingError):
-        told(m0, summed(*range(5))).outcome(m0, Encoding(5, 4, 4.0), None)
+        told(m0, summed(*range(5))).outcome(m0, Task(bytes(32), Encoding(5, 4, 4.0)))
 
 
 def test_members_that_weigh_nothing_together_have_summed_to_nothing():
     m0, encoding = np.zeros(5, np.float32), Encoding(5, 4, 4.0, "public", 1)
     with pytest.raises(BoundError):
-        told(m0, summed(*[0] * 5)).outcome(m0, encoding, dict.fromkeys("ABCD", 0.0))
+        told(m0, summed(*[0] * 5)).outcome(m0, Task(bytes(32), encoding, dict.fromkeys("ABCD", 0.0)))
 
 
 def test_a_weight_below_ones_own_and_one_for_each_other_is_refused():
     """A member that says a negative secret weight makes W small; so does a server that makes W up."""
     m0, encoding = np.zeros(3, np.float32), Encoding(3, 7, 4.0, "secret", 1000)
     for total in (106, 7000):
-        told(m0, summed(0, 0, 0, total=total), NAMES).outcome(m0, encoding, None).check("A", 100.0, encoding)
+        told(m0, summed(0, 0, 0, total=total), NAMES).outcome(m0, Task(bytes(32), encoding)).check(
+            "A", 100.0, encoding
+        )
     for total in (105, 7):
-        found = told(m0, summed(0, 0, 0, total=total), NAMES).outcome(m0, encoding, None)
+        found = told(m0, summed(0, 0, 0, total=total), NAMES).outcome(m0, Task(bytes(32), encoding))
         with refused(BindingError, stage="report", member="A"):
             found.check("A", 100.0, encoding)
     for total in (6, 7001):
         with pytest.raises(BoundError):
-            told(m0, summed(0, 0, 0, total=total), NAMES).outcome(m0, encoding, None)
+            told(m0, summed(0, 0, 0, total=total), NAMES).outcome(m0, Task(bytes(32), encoding))
 
 
 def test_a_sum_of_others_or_of_two_is_refused():
     m0, encoding = np.zeros(3, np.float32), Encoding(3, 4, 4.0)
     for included in (("B", "C", "D"), ("A", "B"), ("A", "B", "A")):
-        found = told(m0, summed(0, 0, 0), included).outcome(m0, encoding, None)
+        found = told(m0, summed(0, 0, 0), included).outcome(m0, Task(bytes(32), encoding))
         with pytest.raises(BindingError):
             found.check("A", 1.0, encoding)

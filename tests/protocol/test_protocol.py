@@ -52,7 +52,7 @@ def outcome(model=None, **change):
         "slice": POOL.slice(1),
         "m0_hash": model_hash(M0),
         "head": "00" * 32,
-        "sum_hash": "11" * 32,
+        "words": np.zeros(P, np.uint32),
     }
     return Outcome(**(facts | change))
 

@@ -20,7 +20,8 @@ from fedmerit.errors import (
 )
 from fedmerit.secagg import masks
 from fedmerit.secagg.client import Client
-from fedmerit.secagg.messages import SEALED_SHARES, load_state, to_broadcast
+from fedmerit.secagg.messages import SEALED_SHARES, to_broadcast
+from fedmerit.secagg.plain import load_state
 from fedmerit.secagg.setting import STAGES, Released, Task, Update
 from parties import M0, A, B, C, D, Parties, head_of, heads_in, secrets_of, seen_in, tampered_shares
 from refusals import refused

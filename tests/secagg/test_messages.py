@@ -21,12 +21,12 @@ from fedmerit.secagg.messages import (
     DOMAIN,
     head_limit,
     list_limit,
-    load_state,
     open_broadcast,
     open_head,
     open_message,
     to_broadcast,
 )
+from fedmerit.secagg.plain import load_state
 from fedmerit.secagg.setting import STAGES, Released
 from parties import M0, A, B, C, D, Parties, head_of, heads_in
 from refusals import refused

@@ -190,12 +190,12 @@ def test_who_has_masked_nothing_says_nothing_and_who_has_told_no_products_opens_
     tables = MaskTable(A, {}, 0), MaskTable(B, {A: 1}, 0)
     for until in ("advertise", "masked"):
         parties.play(until=until)
-        for call in (
-            lambda: client.masked_again(parties.vectors[A]),
-            lambda: client.project(direction, b""),
-            lambda: client.open_pair(B, *tables),
+        for call, error in (
+            (lambda: client.masked_again(parties.vectors[A]), BindingError),
+            (lambda: client.project(direction, b""), BindingError),
+            (lambda: client.open_pair(B, *tables), RefusedError),
         ):
-            with refused(BindingError, stage="naming", member=A):
+            with refused(error, stage="naming", member=A):
                 call()
     parties.play()
     with refused(RefusedError, stage="naming", member=A):

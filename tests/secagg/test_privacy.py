@@ -8,6 +8,7 @@ check fail: a check that no flaw can fail protects nobody.
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import replace
 from itertools import combinations
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from fedmerit.identity import Member, Roster
-from fedmerit.secagg import masks, messages
+from fedmerit.secagg import masks
 from fedmerit.secagg.quantise import Encoding
 from fedmerit.secagg.setting import STAGES, Task, pack
 from parties import Parties, plain, secrets_of
@@ -215,7 +216,7 @@ def one_key_for_all_pairs(patch):
 
 
 def reused_seed(patch):
-    patch.setattr(messages.os, "urandom", lambda size: b"\6" * size)
+    patch.setattr(os, "urandom", lambda size: b"\6" * size)
 
 
 def seed_of_32_bits(patch):

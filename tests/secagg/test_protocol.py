@@ -238,7 +238,7 @@ def outcome(given, masked):
         cap = max(given["weights"]) or 1
         kind = given["kind"]
         encoding = Encoding(5, n, 1.0, kind, 1 if kind == "uniform" else cap, word_bytes=given["word_bytes"])
-        weights = tuple(map(float, given["weights"])) if kind == "public" else None
+        weights = dict(zip(names, given["weights"], strict=True)) if kind == "public" else None
         task = Task(DIGEST, encoding, weights)
     except ProtocolError as error:
         return str(error)

@@ -128,13 +128,17 @@ def test_the_weights_of_those_in_the_sum_count_not_of_those_scheduled():
 def test_public_weights_are_numbers_from_0_to_the_cap_of_everybody_scheduled(weights):
     encoding = Encoding(LENGTH, 3, 1.0, "public", 3.0)
     with refused(BindingError, stage="masked"):
-        Task(M0, encoding, weights)
-    assert Task(M0, encoding, (np.float32(1), 2, np.int64(0))).weights == (1.0, 2.0, 0.0)
+        Task(M0, encoding, weights and dict(zip(names_of(4), weights, strict=False)))
+    good = dict(zip(names_of(3), (np.float32(1), 2, np.int64(0)), strict=False))
+    assert Task(M0, encoding, good).weights == {A: 1.0, B: 2.0, C: 0.0}
 
 
 def test_a_task_is_for_as_many_members_as_are_scheduled():
     with refused(BindingError, stage="masked"):
         Server(Parties(4).setting, Task(M0, Encoding(LENGTH, 3, 1.0)))
+    weights = dict.fromkeys((A, B, D, C), 1.0)
+    with refused(BindingError, stage="masked"):  # those of others, or in another order
+        Server(Parties(4).setting, Task(M0, Encoding(LENGTH, 4, 1.0, "public", 1.0), weights))
 
 
 # ------------------------------------------------------------------------------------------- the threshold

@@ -9,7 +9,7 @@ from fedmerit.config import from_dict, of_folder
 from fedmerit.errors import ConfigError, DataError, LedgerError
 from fedmerit.ledger.chain import Ledger, exported
 from fedmerit.notes import Note
-from fedmerit.protocol.terms import cautious, check_version, pinned, roster_in, scheduled_encoding
+from fedmerit.protocol.terms import cautious, check_version, pinned, roster_in, task_of
 from fedmerit.simulation.run import run
 from fedmerit.simulation.setup import prepare
 from fedmerit.verify import verify_copy, verify_folder
@@ -190,7 +190,7 @@ def test_methods_are_not_pinned():
 @pytest.mark.parametrize("naming", ["true", "false"])
 def test_updates_have_the_words_that_the_settings_ask_for(method, naming):
     config = tiny(f"scoring.method={method}", f"settlement.naming={naming}")
-    encoding, _ = scheduled_encoding(config, 10, config.clients)
+    encoding = task_of(config, "00" * 32, 10, config.clients).encoding
     assert encoding.word_bytes == config.word_bytes
 
 

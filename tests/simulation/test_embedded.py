@@ -11,7 +11,7 @@ from fedmerit.files.reports import read
 from fedmerit.identity import number
 from fedmerit.ledger.chain import Ledger
 from fedmerit.protocol.memory import UPDATE
-from fedmerit.protocol.terms import encoding_of
+from fedmerit.protocol.terms import task_of
 from fedmerit.scoring.ground_truth import normalise
 from fedmerit.scoring.scores import alpha, ee, fp, ioi, loo
 from fedmerit.simulation import setup
@@ -159,7 +159,7 @@ def test_what_the_server_receives_holds_no_plain_update(tmp_path):
     assert {kind for kind, _, _ in transcript} == {"join", *sums, "report", "close"}
     assert len(plain) == 8
     whole = b"".join(message for _, _, message in transcript)
-    encoding = encoding_of(config, plain[0][0].size, 4, None)
+    encoding = task_of(config, "00" * 32, plain[0][0].size, config.clients).encoding
     for delta, contribution in plain:
         assert contribution.step == encoding.step
         rounded = contribution.part(slice(None))

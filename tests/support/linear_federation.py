@@ -482,7 +482,8 @@ class Federation:
     def brought(self, name: str, number: int) -> np.ndarray:
         """Return the integers that a member masked in a round."""
         member = self.member(name)
-        return member.brought(member.state(self.run_id), self.config, number).words
+        client, update = member.brought(member.state(self.run_id), number)
+        return client.words(update.delta)
 
     def _answer(self, name: str, ask: Ask, data: Parcel) -> bytes:
         m0 = self.sent(name, ask.round, self.model)
@@ -677,11 +678,11 @@ def false_sum(monkeypatch, more=1000):
     """Let the server tell everybody, and archive, an X that is not the sum: so much more (by round)."""
     real = Coordinator._sum
 
-    def summed(coordinator, server, number, found, public):
-        real(coordinator, server, number, found, public)
+    def summed(coordinator, server, number, found, task):
+        real(coordinator, server, number, found, task)
         words = server.result.words.copy()
         words[:1] += np.uint32((more if isinstance(more, int) else more.get(number, 0)) % 2**32)
-        decoded = server._task.encoding.decode(words, included=len(server.result.included))
+        decoded = task.decode(words, server.result.included)
         server.result = replace(server.result, words=words, weighted_sum=decoded.weighted_sum)
 
     monkeypatch.setattr(Coordinator, "_sum", summed)

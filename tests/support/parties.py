@@ -57,7 +57,8 @@ class Parties:
         kind = "secret" if self.weights else "public" if self.public else "uniform"
         cap = max(self.weights or self.public or (1,))
         self.encoding = Encoding(self.length, self.n, 1.0, kind, cap, word_bytes=self.word_bytes)
-        self.task = Task(M0, self.encoding, self.public)
+        public = self.public and dict(zip(self.names, self.public, strict=True))
+        self.task = Task(M0, self.encoding, public)
         rng = np.random.default_rng(self.n)
         self.vectors = {name: rng.uniform(-1, 1, self.length).astype(np.float32) for name in self.names}
         self.clients = {

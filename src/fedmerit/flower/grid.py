@@ -24,7 +24,7 @@ from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.messages import PROTOCOL, Exchange, Parcel
 from fedmerit.protocol.outcome import Model
 from fedmerit.protocol.settler import SETTLING
-from fedmerit.protocol.terms import least_scheduled, scheduled_encoding
+from fedmerit.protocol.terms import least_scheduled, task_of
 
 log = logging.getLogger("fedmerit")
 POLL = 0.25
@@ -176,7 +176,7 @@ class SecureGrid(Grid):
         """Note, once per run, which arrays training changed by less than the sum was rounded by."""
         recorder, config = self.coordinator.recorder, self.coordinator.config
         closed = recorder.rounds[-1]
-        step = scheduled_encoding(config, moved.size, closed.scheduled)[0].step
+        step = task_of(config, closed.body["m"], moved.size, closed.scheduled).encoding.step
         total = number(recorder.recorded("outcome")[-1]["weight"])
         rounding = step / 2 * math.sqrt(len(closed.included)) / total  # its standard deviation, at most
         lost = {name: size for name, size in self.shape.typical(moved).items() if 0 < size < 2 * rounding}

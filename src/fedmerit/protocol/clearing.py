@@ -170,20 +170,21 @@ class Clearing(Desk):
         coordinates = 0
         for summed in self.rounds():
             slopes, points, rest = slopes_of(self.gradient, summed.m0, summed.m, shown, blocks, None)
-            step = summed.encoding.step
+            encoding = summed.task.encoding
+            step = encoding.step
             values = as_units(slopes, sizes, step, summed.weight)
             self.archive.save("units", summed.round, {"values": values})
-            coordinates = summed.encoding.length
+            coordinates = encoding.length
             drafts.append({
                 "round": summed.round,
-                "m0": model_hash(summed.m0),
+                "m0": summed.task.m0_hash.hex(),
                 "m": model_hash(summed.m),
                 "x": sum_hash(summed.words),
                 "weight": summed.weight,
                 "step": step,
                 "participants": summed.participants,
                 "size": float(np.abs(values).sum()),
-                "blocks": block_products(summed.words, slopes, summed.encoding, step, summed.weight),
+                "blocks": block_products(summed.words, slopes, encoding, step, summed.weight),
                 "empty": slopes.empty,
                 "grand": slopes.grand,
                 "rest": rest,
@@ -194,7 +195,7 @@ class Clearing(Desk):
         scale = scale_of(draft["size"] for draft in drafts)
         entries = []
         for summed, draft in zip(self.rounds(), drafts, strict=True):
-            g = integers(self.archive.load("units", summed.round)["values"], scale, summed.encoding)
+            g = integers(self.archive.load("units", summed.round)["values"], scale, summed.task.encoding)
             self.archive.save("direction", summed.round, {"g": g})
             entries.append(Entry(**draft, g=direction_hash(g), product=product(summed.words, g)))
             self.archive.drop("units", summed.round)

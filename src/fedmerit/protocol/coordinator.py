@@ -52,7 +52,6 @@ from fedmerit.protocol.outcome import (
     model_after,
     model_hash,
     moved,
-    sum_hash,
 )
 from fedmerit.protocol.pool import Pool, Sampling, Slice
 from fedmerit.protocol.settlement import Settled
@@ -62,11 +61,11 @@ from fedmerit.protocol.terms import (
     are_public,
     least_scheduled,
     roster_weights,
-    scheduled_encoding,
+    task_of,
 )
 from fedmerit.secagg.messages import Blame, Why, head_limit
 from fedmerit.secagg.plain import PlainServer
-from fedmerit.secagg.quantise import Encoding, Words
+from fedmerit.secagg.quantise import Words
 from fedmerit.secagg.setting import STAGES, Task
 
 log = logging.getLogger("fedmerit")
@@ -189,7 +188,7 @@ class Archive(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Summed:
-    """A round as the archive holds it: the sum, the models before and after it, and how it is encoded."""
+    """A round as the archive holds it: the sum, the models before and after it, and what was summed."""
 
     round: int
     participants: tuple[str, ...]
@@ -197,7 +196,7 @@ class Summed:
     m: Model
     words: Words
     weight: float
-    encoding: Encoding
+    task: Task
 
 
 def summed_rounds(archive: Archive, rounds: Iterable[Round], config: Config) -> Iterator[Summed]:
@@ -211,9 +210,9 @@ def summed_rounds(archive: Archive, rounds: Iterable[Round], config: Config) -> 
         if m0 is None:
             raise StoreError(f"the archive has no model of round {round.number}")
         weights = archived_weights(archived, round.scheduled)
-        encoding, public = scheduled_encoding(config, m0.size, round.scheduled, weights)
-        m, decoded = model_after(m0, x, encoding, round.included, public)
-        yield Summed(round.number, round.included, m0, m, x, decoded.total_weight, encoding)
+        task = task_of(config, model_hash(m0), m0.size, round.scheduled, weights)
+        m, weight = model_after(m0, x, task, round.included)
+        yield Summed(round.number, round.included, m0, m, x, weight, task)
 
 
 @dataclass(eq=False)
@@ -301,7 +300,6 @@ class Coordinator:
         scheduled = tuple(name for name in self.config.clients if name in {*members} - blamed)
         head, found = self.recorder.head, Round(number, scheduled)
         everybody = self._weights(number, m0, scheduled)
-        public = None if everybody is None else {name: everybody[name] for name in scheduled}
         m0_hash = model_hash(m0)
         self.recorder.schedule(number, scheduled, everybody)
         try:
@@ -310,16 +308,16 @@ class Coordinator:
                 left_out = f"; left out, because blamed: {', '.join(sorted(blamed))}" if blamed else ""
                 raise RoundAborted(f"{len(scheduled)} scheduled, {of_all}{left_out}")
             server = self._server(number, scheduled)
-            encoding, _ = scheduled_encoding(self.config, m0.size, scheduled, public)
-            weights = None if public is None else tuple(public[name] for name in scheduled)
-            server.begin(Task(bytes.fromhex(m0_hash), encoding, weights, extra))
-            self._sum(server, number, found, public)
+            task = task_of(self.config, m0_hash, m0.size, scheduled, everybody, extra)
+            server.begin(task)
+            self._sum(server, number, found, task)
             result = server.result
             assert result is not None
             shown = self.pool.slice(number) if self.config.reports else None
             told = Told(number, result.words, result.included, shown, m0_hash, head)
-            outcome = Outcome.of(told, moved(m0, result.weighted_sum, result.total_weight), result)
-            self._keep(number, m0, m0_hash, server, weights)
+            m = moved(m0, result.weighted_sum, result.total_weight)
+            outcome = told.moved_to(m, result.total_weight)
+            self._keep(number, m0, server, task)
         except ProtocolError as error:
             found.aborted, found.included = str(error), ()
             self.note(f"round {number} aborted, the model is unchanged: {error}")
@@ -340,9 +338,7 @@ class Coordinator:
             )
         return outcome.model
 
-    def _keep(
-        self, number: int, m0: Model, m0_hash: str, server: PlainServer, weights: Sequence[float] | None
-    ) -> None:
+    def _keep(self, number: int, m0: Model, server: PlainServer, task: Task) -> None:
         """Archive what a settlement needs of a round: X, M0 unless it follows, and what masks can prove."""
         if not self.config.settles:
             return
@@ -350,10 +346,10 @@ class Coordinator:
         assert server.result is not None
         arrays: dict[str, Any] = {"x": server.result.words}
         before = [round for round in self.recorder.rounds if not round.aborted]
-        if not before or before[-1].body["m"] != m0_hash:
+        if not before or before[-1].body["m"] != task.m0_hash.hex():
             arrays["m0"] = m0
-        if weights is not None:
-            arrays["weights"] = np.asarray(weights, np.float64)
+        if task.weights is not None:
+            arrays["weights"] = np.array([*task.weights.values()])
         if proof := server.proof:
             self.archive.save("masks", number, {key: np.frombuffer(v, np.uint8) for key, v in proof.items()})
         self.archive.save("round", number, arrays)  # last: where it is, the rest is too
@@ -373,9 +369,9 @@ class Coordinator:
             return
         *_, last = summed_rounds(self.archive, [*self.recorder.rounds, found], self.config)
         shown = self.pool.slice(number) if self.config.reports else None
-        where = (last.participants, shown, model_hash(last.m0), head, sum_hash(last.words))
+        told = Told(number, last.words, last.participants, shown, last.task.m0_hash.hex(), head)
         self.note(f"round {number} is closed with its sum, which was known when the server stopped")
-        self.recorder.close(found, last.m, Outcome(number, last.m, last.weight, *where), {})
+        self.recorder.close(found, last.m, told.moved_to(last.m, last.weight), {})
 
     def _weights(self, number: int, m0: Model, scheduled: Sequence[str]) -> Mapping[str, float] | None:
         """Return the weight of every member, or None if weights are not public."""
@@ -402,11 +398,9 @@ class Coordinator:
             self._receive(server, name, answer)
         return server
 
-    def _sum(
-        self, server: PlainServer, number: int, found: Round, public: Mapping[str, float] | None
-    ) -> None:
+    def _sum(self, server: PlainServer, number: int, found: Round, task: Task) -> None:
         """Run the stages after the keys; record the hashes of the masked inputs before any unmasking."""
-        weights = dict(public) if public is not None and self.weights else None
+        weights = dict(task.weights) if task.weights is not None and self.weights else None
         try:
             shown = server.advance()
             for stage in STAGES[1:]:

@@ -53,15 +53,13 @@ from fedmerit.protocol.terms import (
     least_scheduled,
     lineage_of,
     refuse_rehearsal,
-    scheduled_encoding,
+    task_of,
 )
 from fedmerit.secagg.plain import PlainClient
-from fedmerit.secagg.setting import Setting, Task, Update
+from fedmerit.secagg.setting import Setting, Update
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    from fedmerit.secagg.client import Client
 
 log = logging.getLogger("fedmerit")
 REFUSED = "refuses; the reason is in its own log"
@@ -328,7 +326,7 @@ class Participant(Signatory):
         ask: Ask,
         state: MemberState,
         agreed: Agreed,
-        client: Client | PlainClient,
+        client: PlainClient,
         work: Callable[[], Work] | None,
     ) -> bytes:
         """Return the message of a stage, or the one of a member that leaves, which does not say why."""
@@ -358,11 +356,11 @@ class Participant(Signatory):
         ask: Ask,
         state: MemberState,
         agreed: Agreed,
-        client: Client | PlainClient,
+        client: PlainClient,
         work: Work,
     ) -> bytes:
         """Train, and return the masked update."""
-        config, setting, m0_hash = agreed.config, client.setting, work.m0_hash
+        config, m0_hash = agreed.config, work.m0_hash
         last, moves = state.last(memory.REPORT, ask.round), agreed.terms.get("optimiser")
         if last is not None and last.round == ask.round - 1 and not moves and m0_hash != last.m:
             raise BindingError("M0 is not the M of the round before")
@@ -376,29 +374,22 @@ class Participant(Signatory):
         trained = work.train()
         work.check(trained, config)
         weighted = ask.body.weights if self.rehearsal else None
-        encoding, public = scheduled_encoding(config, work.m0.size, setting.members, weighted)
-        weights = None if public is None else tuple(public[name] for name in setting.members)
-        task = Task(bytes.fromhex(m0_hash), encoding, weights, work.extra)
+        task = task_of(config, m0_hash, work.m0.size, client.setting.members, weighted, work.extra)
         weight = trained.samples if config.weighing == "secret" else None
         delta = np.asarray(trained.delta, np.float32)  # as it is stored
         message = client.masked(ask.body.list, Update(task, delta, weight, self._rounding(ask.round)))
-        own = weight if public is None else public[self.name]
         state.put(memory.M0.of(ask.round), work.m0)
-        state.put(memory.UPDATE.of(ask.round), memory.TrainedUpdate(delta, own, trained.shape, weighted))
+        state.put(memory.UPDATE.of(ask.round), memory.TrainedUpdate(delta, trained.shape))
         return message
 
     def contribution(self, run: str, number: int) -> Contribution:
         """Return what this member put into the sum of a round; for a rehearsal's analyses."""
-        state = self.state(run)
-        agreed = state.get(memory.TERMS)
-        assert agreed is not None
-        brought = self.brought(state, agreed.config, number)
-        return Contribution.of(brought.words, brought.encoding)
+        client, update = self.brought(self.state(run), number)
+        return Contribution.of(client.words(update.delta), client.task.encoding)
 
     def weight(self, run: str, number: int) -> float:
         """Return w_i of a round whose sum includes this member; for a rehearsal's analyses."""
-        update = self.state(run).get(memory.UPDATE.of(number))
-        return 1.0 if update is None or update.weight is None else update.weight
+        return self.brought(self.state(run), number)[0].weight
 
     def last_report(self, run: str, before: int) -> memory.GivenReport | None:
         """Return the last report before a round; for a rehearsal's checkpoint."""
@@ -413,8 +404,7 @@ class Participant(Signatory):
 
     def _report(self, ask: Ask, state: MemberState, agreed: Agreed, asked: bytes) -> bytes:
         """Answer one request per round; repeat the answer if asked again. Another one would reveal more."""
-        brought, m0 = self.brought(state, agreed.config, ask.round), state.get(memory.M0.of(ask.round))
-        client, update, encoding = brought.client, brought.update, brought.encoding
+        (client, update), m0 = self.brought(state, ask.round), state.get(memory.M0.of(ask.round))
         if client.stage != "done" or m0 is None:
             raise BindingError("has nothing to report on")
         if (before := state.get(memory.REPORT.of(ask.round))) is not None and before.asked == asked:
@@ -423,13 +413,13 @@ class Participant(Signatory):
             raise RefusedError("has had another request for a report on this round")
         state.put(memory.ASKED.of(ask.round), asked)
         state.save()
-        contribution = Contribution.of(brought.words, encoding)
-        weight = 1.0 if update.weight is None else update.weight
+        task, weight = client.task, client.weight
+        contribution = Contribution.of(client.words(update.delta), task.encoding)
         try:
-            told = ask.told(encoding.words)
-            self._check_told(told, agreed, client, state.get(memory.BEGAN.of(ask.round)) or "")
-            outcome = told.outcome(m0, encoding, brought.public)
-            outcome.check(self.name, weight, encoding)
+            told = ask.told(task.encoding.words)
+            self._check_told(told, agreed, client)
+            outcome = told.outcome(m0, task)
+            outcome.check(self.name, weight, task.encoding)
         except FedmeritError as error:
             state.put(memory.LEFT, str(error))
             state.save()
@@ -462,7 +452,7 @@ class Participant(Signatory):
                 lineage.opened |= samples
                 state.put_lineage(lineage_of(self.roster), lineage)
 
-    def _check_told(self, told: Told, agreed: Agreed, client: Client | PlainClient, m0_hash: str) -> None:
+    def _check_told(self, told: Told, agreed: Agreed, client: PlainClient) -> None:
         """Raise unless what is told fits the sum, the M0 and the test pool that this member knows."""
         if (told.slice is None) != (agreed.config.scoring.method == "settled"):
             raise BindingError("told a test slice in a run whose pool stays shut, or none in another")
@@ -472,7 +462,7 @@ class Participant(Signatory):
             )
         if told.included != client.survivors:
             raise BindingError("the members in the sum are not those we signed for")
-        if told.m0_hash != m0_hash:
+        if told.m0_hash != client.task.m0_hash.hex():
             raise BindingError("the server's M0 is not ours")
         if told.slice is not None:
             told.slice.verify(agreed.commitment, told.round)
@@ -515,7 +505,7 @@ class Participant(Signatory):
 
     # --------------------------------------------------------------------------------------------- internals
 
-    def _new_client(self, setting: Setting, agreed: Agreed, state: MemberState) -> Client | PlainClient:
+    def _new_client(self, setting: Setting, agreed: Agreed, state: MemberState) -> PlainClient:
         if self.identity is None or not agreed.config.secure_aggregation.enabled:
             return PlainClient(setting, self.name, released=state.released())
         from fedmerit.secagg.client import Client
@@ -529,12 +519,12 @@ class Participant(Signatory):
             peers={name: tokens[key] for name, key in keys.items() if key in tokens},
         )
 
-    def _known_client(self, ask: Ask, state: MemberState) -> Client | PlainClient:
+    def _known_client(self, ask: Ask, state: MemberState) -> PlainClient:
         if (client := self.client(state, ask.round)) is None:
             raise BindingError(f"has no state of round {ask.round}")
         return client
 
-    def _keep(self, state: MemberState, client: Client | PlainClient) -> None:
+    def _keep(self, state: MemberState, client: PlainClient) -> None:
         """Set what must never be done again, and the client: written before the answer leaves."""
         state.put_released(client.released)
         state.put(memory.CLIENT.of(client.setting.round), client)

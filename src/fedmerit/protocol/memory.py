@@ -11,27 +11,22 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, get_origin
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import MsgspecError, Struct, msgpack
 
-from fedmerit.config import Config
 from fedmerit.errors import BindingError, MessageError, RefusedError
 from fedmerit.identity import Roster, content
 from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.messages import Accord
-from fedmerit.protocol.terms import FLOWER, REHEARSALS, Agreed, Lineage, scheduled_encoding
+from fedmerit.protocol.terms import FLOWER, REHEARSALS, Agreed, Lineage
 from fedmerit.secagg.plain import PlainClient
-from fedmerit.secagg.quantise import Encoding, Words
 from fedmerit.secagg.setting import Released
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    from fedmerit.secagg.client import Client
 
 log = logging.getLogger("fedmerit")
 T = TypeVar("T")
@@ -80,9 +75,7 @@ class TrainedUpdate(Struct, frozen=True):
     """What a member masked, and what its evaluations must know about the model's shape."""
 
     delta: Array
-    weight: float | None
     shape: Any
-    weights: dict[str, float] | None  # of everybody, where they follow from scores
 
 
 class GivenReport(Struct, frozen=True):
@@ -132,25 +125,6 @@ TABLES: Final = Value[dict[str, bytes]]("table", dict[str, bytes])  # by what a 
 
 KEPT = tuple(value.name for value in (BEGAN, UPDATE, CLIENT, SIGNED, STATED, TABLES))
 """What a member keeps of every round until a settlement is over."""
-
-
-@dataclass(frozen=True, eq=False)
-class Brought:
-    """What a member brought to the sum of a round."""
-
-    client: Client | PlainClient
-    update: TrainedUpdate
-    encoding: Encoding
-    public: Mapping[str, float] | None  # everybody's weights, if these are public
-
-    @cached_property
-    def words(self) -> Words:
-        """Its integers; under masks they are computed anew."""
-        if isinstance(self.client, PlainClient) and self.client.words is not None:
-            return self.client.words
-        assert self.client.rounding is not None
-        update = self.update
-        return self.encoding.encode(update.delta, weight=update.weight, seed=self.client.rounding)
 
 
 def packed(value: Any) -> bytes:
@@ -279,11 +253,11 @@ class Signatory:
         assert self.gradients is not None  # a member without any does not join
         return self.gradients(shape, utility)
 
-    def client(self, state: MemberState, number: int) -> Client | PlainClient | None:
+    def client(self, state: MemberState, number: int) -> PlainClient | None:
         """Return the state machine of a round, or None."""
         stored: Any = state.get(CLIENT.of(number))
         if not isinstance(stored, bytes):
-            client: Client | PlainClient | None = stored
+            client: PlainClient | None = stored
             return client
         if self.identity is None:
             return PlainClient.restore(stored, released=state.released())
@@ -291,15 +265,12 @@ class Signatory:
 
         return Client.restore(stored, self.identity, released=state.released(), counter=state.counter)
 
-    def brought(self, state: MemberState, config: Config, number: int) -> Brought:
+    def brought(self, state: MemberState, number: int) -> tuple[PlainClient, TrainedUpdate]:
         """Return what this member brought to a sum; raise BindingError if that is nothing."""
         client, update = self.client(state, number), state.get(UPDATE.of(number))
-        if client is None or update is None or client.rounding is None:
+        if client is None or update is None:
             raise BindingError(f"brought nothing to the sum of round {number}")
-        scheduled = client.setting.members
-        return Brought(
-            client, update, *scheduled_encoding(config, update.delta.size, scheduled, update.weights)
-        )
+        return client, update
 
     def warn(self, text: str, *values: object) -> None:
         """Log what the owner should know, outside of rehearsals."""

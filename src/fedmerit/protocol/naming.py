@@ -57,7 +57,7 @@ from fedmerit.protocol.settlement import (
     table_limit,
     table_of,
 )
-from fedmerit.protocol.terms import archived_weights, scheduled_encoding
+from fedmerit.protocol.terms import archived_weights, task_of
 from fedmerit.secagg.setting import Setting, Task
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Desk:
         for block in equation.odd:
             if not self.archive.has(kind := f"direction-{block}", entry.round):
                 values = block_units(slopes, block, entry.step, entry.weight)
-                g = integers(values, scale := block_scale(values), summed.encoding)
+                g = integers(values, scale := block_scale(values), summed.task.encoding)
                 self.archive.save(kind, entry.round, {"g": g, "scale": np.array([scale])})
 
     def shown_statements(self) -> dict[str, Signed]:
@@ -229,7 +229,7 @@ class _Naming:
         public = archived_weights(self.desk.archive.load("round", number), scheduled)
         setting = recorder.agreed.setting(recorder.run, number, scheduled, recorder.roster)
         config, coordinates = self.desk.config, self.manifest.coordinates
-        return attempt_of(setting, config, coordinates, self.entry.m0, public, extra)
+        return setting, task_of(config, self.entry.m0, coordinates, scheduled, public, extra)
 
     def recorded(self) -> dict[str, Any]:
         """Find out who lied; return the verdict as it is recorded, with its evidence."""
@@ -351,20 +351,6 @@ class _Naming:
                     self.evidence = trial
             except (FedmeritError, ValueError) as error:
                 self.coordinator.note(f"round {number}: {name} opened no key: {error!s:.200}")
-
-
-def attempt_of(
-    setting: Setting,
-    config: Config,
-    coordinates: int,
-    m0: str,
-    public: Mapping[str, float] | None,
-    extra: bytes,
-) -> tuple[Setting, Task]:
-    """Return setting and task of a settled round, as its members had them; ``m0`` is the hash of M0."""
-    encoding, weights = scheduled_encoding(config, coordinates, setting.members, public)
-    in_order = None if weights is None else tuple(weights[name] for name in setting.members)
-    return setting, Task(bytes.fromhex(m0), encoding, in_order, extra)
 
 
 def evidence_in(archived: Mapping[str, bytes]) -> Evidence:

@@ -12,7 +12,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
@@ -26,8 +26,8 @@ from fedmerit.protocol.pool import Sampling, Slice
 from fedmerit.scoring.sampling import SKETCH, belongs
 from fedmerit.scoring.scores import from_blocks
 from fedmerit.scoring.types import Reports, Scores
-from fedmerit.secagg.quantise import Decoded, Encoding, Words, blocks
-from fedmerit.secagg.setting import LEAST_IN_SUM, Result
+from fedmerit.secagg.quantise import Encoding, Words, blocks
+from fedmerit.secagg.setting import LEAST_IN_SUM, Task
 
 # -------------------------------------------------------------------------------------- outcome and report
 
@@ -48,19 +48,16 @@ def sum_hash(words: Words) -> str:
 def moved(m0: Model, weighted_sum: npt.NDArray[np.float64], total_weight: float) -> Model:
     """Return M = M0 + sum of w_i d_i / W, rounded once so that members and server get the same bits."""
     model = np.empty(m0.shape, np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):  # `Outcome.of` refuses what is not finite
+    with np.errstate(over="ignore", invalid="ignore"):  # `Told.moved_to` refuses what is not finite
         for at in blocks(m0.size):
             model[at] = m0[at] + weighted_sum[at] / total_weight
     return model
 
 
-def model_after(
-    m0: Model, words: Words, encoding: Encoding, included: Sequence[str], public: Mapping[str, float] | None
-) -> tuple[Model, Decoded]:
+def model_after(m0: Model, words: Words, task: Task, included: Sequence[str]) -> tuple[Model, float]:
     """Return M and the total weight, as they follow from the integers that were summed."""
-    total = None if public is None else math.fsum(public.get(name, math.nan) for name in included)
-    decoded = encoding.decode(words, included=len(included), public_total=total)
-    return moved(m0, decoded.weighted_sum, decoded.total_weight), decoded
+    decoded = task.decode(words, included)
+    return moved(m0, decoded.weighted_sum, decoded.total_weight), decoded.total_weight
 
 
 def included_hash(included: Sequence[str]) -> str:
@@ -82,40 +79,31 @@ class Told:
     m0_hash: str
     head: str  # of the ledger before this round; a report signs it, and so the history so far
 
-    def outcome(self, m0: Model, encoding: Encoding, public: Mapping[str, float] | None) -> Outcome:
+    def outcome(self, m0: Model, task: Task) -> Outcome:
         """Return W and M as they follow from the integers; computed once for members who share a process.
 
-        ``public`` are the weights of the scheduled members, if these are public. Raise BoundError if members
-        within the bound and the weight cap cannot have this sum.
+        Raise BoundError if members within the bound and the weight cap cannot have this sum.
         """
-        asked = (encoding, public)
-        if "_outcome" not in self.__dict__ or self.__dict__["_outcome"][0] != asked:
-            m, decoded = model_after(m0, self.words, encoding, self.included, public)
-            self.__dict__["_outcome"] = asked, Outcome.of(self, m, decoded)
+        if "_outcome" not in self.__dict__ or self.__dict__["_outcome"][0] != task:
+            m, total_weight = model_after(m0, self.words, task, self.included)
+            self.__dict__["_outcome"] = task, self.moved_to(m, total_weight)
         outcome: Outcome = self.__dict__["_outcome"][1]
         return outcome
 
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """The result of a round, the same for the server and for every included member."""
-
-    round: int
-    model: Model
-    total_weight: float
-    included: tuple[str, ...]
-    slice: Slice | None
-    m0_hash: str
-    head: str  # of the ledger before this round; a report signs it, and so the history so far
-    sum_hash: str  # of the integers that were summed
-
-    @classmethod
-    def of(cls, told: Told, model: Model, result: Result | Decoded) -> Outcome:
-        """Return the outcome of a round whose integers stand for ``result`` and move M0 to ``model``."""
+    def moved_to(self, model: Model, total_weight: float) -> Outcome:
+        """Return the outcome, given W and the model that the integers move M0 to."""
         if not np.isfinite(model).all():
             raise BindingError("M is not finite", stage="report")
-        where = (told.included, told.slice, told.m0_hash, told.head)
-        return cls(told.round, model, result.total_weight, *where, sum_hash(told.words))
+        told = {key.name: getattr(self, key.name) for key in fields(Told)}
+        return Outcome(**told, model=model, total_weight=total_weight)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome(Told):
+    """The result of a round, the same for the server and for every included member."""
+
+    model: Model
+    total_weight: float
 
     @cached_property
     def bound_to(self) -> Mapping[str, str]:
@@ -123,7 +111,7 @@ class Outcome:
         return {
             "m0": self.m0_hash,
             "m": model_hash(self.model),
-            "x": self.sum_hash,
+            "x": sum_hash(self.words),
             "weight": exact(self.total_weight),
             **({} if self.slice is None else {"slice": self.slice.id}),
             "included": included_hash(self.included),

@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,7 +41,7 @@ from fedmerit.protocol.direction import (
     slopes_of,
     whole_number,
 )
-from fedmerit.protocol.memory import Brought, MemberState, OwnProducts, Signatory, kept_line
+from fedmerit.protocol.memory import MemberState, OwnProducts, Signatory, TrainedUpdate, kept_line
 from fedmerit.protocol.messages import (
     LEAST_SAMPLES,
     SLICE,
@@ -76,6 +76,9 @@ from fedmerit.protocol.terms import Agreed, lineage_of
 from fedmerit.secagg.plain import PlainClient
 from fedmerit.secagg.quantise import Encoding, Words
 from fedmerit.secagg.setting import LEAST_IN_SUM
+
+if TYPE_CHECKING:
+    from fedmerit.secagg.client import Client
 
 log = logging.getLogger("fedmerit")
 SETTLING: tuple[Exchange, ...] = ("last", "open", "agree", "agreed", "state", "table", "pairs", "settle")
@@ -239,26 +242,27 @@ class Settler:
 
     def _recompute(self, ask: Ask, manifest: Manifest, entry: Entry) -> OwnProducts:
         """Return this member's part in the gain of a round, or what is wrong with the direction."""
-        brought = self.brought(entry)
-        encoding, words = brought.encoding, brought.words
+        client, update = self.member.brought(self.state, entry.round)
+        task, encoding = client.task, client.task.encoding
         g = ask.array("g", "<i4", encoding.words, entry.g)
         m0, x = self._sums(ask, entry, encoding)
-        if problem := self._contradiction(entry, brought):
+        if problem := self._contradiction(entry, client):
             return OwnProducts(problem=problem)
         if manifest.coordinates != encoding.length:
             return OwnProducts(
                 problem=f"the model has {encoding.length} coordinates, not {manifest.coordinates}"
             )
-        m, decoded = model_after(m0, x, encoding, entry.participants, brought.public)
-        if (decoded.total_weight, encoding.step, model_hash(m)) != (entry.weight, entry.step, entry.m):
+        m, weight = model_after(m0, x, task, entry.participants)
+        if (weight, encoding.step, model_hash(m)) != (entry.weight, entry.step, entry.m):
             return OwnProducts(problem="its total weight, step or model does not follow from the sum")
-        slopes, rest = self._slopes(manifest, entry, m0, m, brought)
+        slopes, rest = self._slopes(manifest, entry, m0, m, update.shape)
         # Whether it could state the product of a false direction would tell something of it: problems first.
         if problem := next(problems_of(manifest, entry, encoding, x, g, slopes, rest), ""):
             self.member.warn(
                 "%s disagrees with the direction of round %d: %s", self.name, entry.round, problem
             )
             return OwnProducts(problem=problem)
+        words = client.words(update.delta)
         own_blocks = block_products(words, slopes, encoding, entry.step, entry.weight)
         digits = [float(f"{value:.7g}") for value in own_blocks]  # seven do for standard errors
         return OwnProducts(str(product(words, g)), digits)
@@ -269,11 +273,11 @@ class Settler:
         return m0, ask.array("sum", "<u4", encoding.words, entry.x)
 
     def _slopes(
-        self, manifest: Manifest, entry: Entry, m0: Model, m: Model, brought: Brought
+        self, manifest: Manifest, entry: Entry, m0: Model, m: Model, shape: Any
     ) -> tuple[Slopes, float]:
         """Return the slopes of a round as this member computes them, and the rest of the gain."""
         shown = self._pool(manifest)
-        gradient = self.member.gradient_for(brought.update.shape, manifest.utility)
+        gradient = self.member.gradient_for(shape, manifest.utility)
         blocks, _ = self._blocks(shown)
         slopes, _, rest = slopes_of(gradient, m0, m, shown, blocks, entry.points)
         return slopes, rest
@@ -286,21 +290,22 @@ class Settler:
         """
         assert along.block is not None
         entry = manifest.entry(along.round)
-        brought = self.brought(entry)
-        m0, x = self._sums(ask, entry, brought.encoding)
-        m, _ = model_after(m0, x, brought.encoding, entry.participants, brought.public)
-        slopes, _ = self._slopes(manifest, entry, m0, m, brought)
+        client, update = self.member.brought(self.state, entry.round)
+        m0, x = self._sums(ask, entry, client.task.encoding)
+        m, _ = model_after(m0, x, client.task, entry.participants)
+        slopes, _ = self._slopes(manifest, entry, m0, m, update.shape)
         values = block_units(slopes, along.block, entry.step, entry.weight)
         if not abs(block_scale(values) - along.scale) <= NEAR * along.scale:
             return "its scale differs from ours"
-        if problem := differs(g, values, along.scale, brought.encoding):
+        if problem := differs(g, values, along.scale, client.task.encoding):
             return problem
         if product(x, g) != along.product:
             return "the product of the sum and the direction differs from ours"
         fits = fitting(self.statement(manifest), entry, along)
-        return "" if product(brought.words, g) in fits else "this member's part would seem false along it"
+        own = product(client.words(update.delta), g)
+        return "" if own in fits else "this member's part would seem false along it"
 
-    def _contradiction(self, entry: Entry, brought: Brought) -> str:
+    def _contradiction(self, entry: Entry, client: PlainClient) -> str:
         """Return how the manifest contradicts what this member signed in the round; empty if it does not.
 
         A member who never acknowledged a sum still knows the model that it trained and whom it signed for.
@@ -309,14 +314,10 @@ class Settler:
         told = {"m0": entry.m0, "m": entry.m, "x": entry.x, "included": included_hash(entry.participants)}
         if signed is None:
             signed = {"m0": self.state.get(memory.BEGAN.of(entry.round)) or ""}
-            if survivors := brought.client.survivors:
+            if survivors := client.survivors:
                 signed["included"] = included_hash(survivors)
         odd = [key for key, value in signed.items() if told.get(key, value) != value]
         return f"its {', '.join(odd)} is not what was signed in the round" if odd else ""
-
-    def brought(self, entry: Entry) -> Brought:
-        """Return what this member brought to the sum of a round."""
-        return self.member.brought(self.state, self.config, entry.round)
 
     def _agreed(self, ask: Ask) -> bytes:
         """Sign the manifest, or which of its rounds are wrong."""
@@ -399,18 +400,24 @@ class Settler:
                 raise BindingError("a block that the pool does not have")
         statements = self._statements_in(ask.body.statements, manifest)
         self._refuse_if_it_holds(manifest, along, statements, ask.body.sum or "")
-        brought = self.brought(entry)
-        client = brought.client
-        assert not isinstance(client, PlainClient)  # who has no masks joins no run that names anybody
-        g = ask.array("g", "<i4", brought.encoding.words, along.g)
+        client, update = self._masks(entry)
+        g = ask.array("g", "<i4", client.task.encoding.words, along.g)
         if along.block is not None and (problem := self._problem_with(ask, manifest, along, g)):
             raise RefusedError(f"block {along.block}: {problem}")
-        payload = client.masked_again(brought.update.delta)
+        payload = client.masked_again(update.delta)
         body = table_body(self.run, manifest.digest, along, client.project(g, payload, along.purpose))
         tables = self.state.get(memory.TABLES.of(entry.round)) or {}
         self.state.put(memory.CLIENT.of(entry.round), client)
         self.state.put(memory.TABLES.of(entry.round), {**tables, along.purpose: canonical(body)})
         return pack(Tabled(canonical(body), self.member.sign("table", body), bytes(payload)))
+
+    def _masks(self, entry: Entry) -> tuple[Client, TrainedUpdate]:
+        """Return what this member masked; who has no masks joins no run that names anybody."""
+        from fedmerit.secagg.client import Client
+
+        client, update = self.member.brought(self.state, entry.round)
+        assert isinstance(client, Client)
+        return client, update
 
     def _refuse_if_it_holds(
         self, manifest: Manifest, along: Along, statements: Mapping[str, Statement], total: str
@@ -441,8 +448,7 @@ class Settler:
         body = parsed(text, "pairs")
         where = (self.run, manifest.digest, Along.from_body(body))
         ours = table_of(self.name, body, *where)
-        client = self.brought(entry).client
-        assert not isinstance(client, PlainClient)  # it has told of its masks
+        client, _ = self._masks(entry)
         opened = []
         for peer, signed in sorted(ask.body.tables.items()):
             body = parsed(signed.text, "pairs", table_limit(client.setting.members))

@@ -26,7 +26,7 @@ from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.ground_truth import normalise
 from fedmerit.scoring.types import Vector
 from fedmerit.secagg.quantise import Encoding
-from fedmerit.secagg.setting import LEAST_IN_SUM, Setting, default_threshold
+from fedmerit.secagg.setting import LEAST_IN_SUM, Setting, Task, default_threshold
 from fedmerit.settings import SecureAggregation, Training
 
 # ------------------------------------------------------------------------------------------------- weights
@@ -49,43 +49,41 @@ def roster_weights(config: Config) -> dict[str, float]:
     return {name: float(config.roster_weights[name]) for name in config.clients}
 
 
-def encoding_of(config: Config, length: int, members: int, public: Mapping[str, float] | None) -> Encoding:
-    """Return the encoding that turns updates of so many scheduled members into integers."""
-    cap = 1.0
-    if config.weighing == "secret":
-        cap = config.training.weight_cap
-    elif config.weighing != "uniform" and public is not None:
-        cap = max(public.values())
-    return Encoding(
-        length=length,
-        members=members,
-        bound=config.secure_aggregation.bound,
-        weights=_KINDS[config.weighing],
-        weight_cap=cap,
-        word_bytes=config.word_bytes,
-    )
-
-
 def archived_weights(arrays: Mapping[str, Any], scheduled: Sequence[str]) -> dict[str, float] | None:
     """Return the public weights in what the server archived of a round; None if it has none."""
     weights = arrays.get("weights")
     return None if weights is None else dict(zip(scheduled, weights.tolist(), strict=True))
 
 
-def scheduled_encoding(
-    config: Config, length: int, members: Sequence[str], scored: Mapping[str, float] | None = None
-) -> tuple[Encoding, dict[str, float] | None]:
-    """Return the encoding of a round, and the weights of its members if these are public.
+def task_of(
+    config: Config,
+    m0_hash: str,
+    length: int,
+    members: Sequence[str],
+    scored: Mapping[str, float] | None = None,
+    extra: bytes = b"",
+) -> Task:
+    """Return what is summed in a round: how updates become integers, and the weights of members if public.
 
-    ``scored`` are weights from scores, which only rehearsals have; not used if the roster holds the weights.
+    ``length`` is that of the model; ``scored`` are weights from scores, which only rehearsals have; not used
+    if the roster holds the weights.
     """
-    public = None
+    public, cap = None, config.training.weight_cap if config.weighing == "secret" else 1.0
     if are_public(config):
         weights = roster_weights(config) if config.weighing == "roster" else scored
         if weights is None or not set(members) <= set(weights):
             raise BindingError("expected a weight for each scheduled member", stage="masked")
         public = {name: float(weights[name]) for name in members}
-    return encoding_of(config, length, len(members), public), public
+        cap = max(public.values())
+    encoding = Encoding(
+        length=length,
+        members=len(members),
+        bound=config.secure_aggregation.bound,
+        weights=_KINDS[config.weighing],
+        weight_cap=cap,
+        word_bytes=config.word_bytes,
+    )
+    return Task(bytes.fromhex(m0_hash), encoding, public, extra)
 
 
 LEAST, MOST = 0.1, 3.0

@@ -1,21 +1,18 @@
 """A member of one attempt at one round. It takes the server's bytes and returns its own; it does no I/O.
 
-Between messages a client can be saved (`dump`, `restore`). A dump holds the round's secrets: write it, and
-`Released`, BEFORE you send the message that the client has just made, and never restore an older one.
 `masked_again`, `project` and `open_pair` prove, long after the round, what `naming` asks for.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted, placing
+from fedmerit.errors import BindingError, RefusedError, RoundAborted, placing
 from fedmerit.identity import verifies
 from fedmerit.secagg import masks
 from fedmerit.secagg.masks import RING
@@ -32,11 +29,8 @@ from fedmerit.secagg.messages import (
     ReleasedShare,
     Share,
     Stale,
-    State,
     Unmask,
     digest_of,
-    dump_state,
-    load_state,
     open_broadcast,
     seal,
     seen_of,
@@ -49,8 +43,9 @@ from fedmerit.secagg.naming import (
     product,
     refuse_direction,
 )
-from fedmerit.secagg.quantise import Words, seed_bytes
-from fedmerit.secagg.setting import STAGES, Released, Setting, Task, Update, pack, update_digest
+from fedmerit.secagg.plain import PlainClient, State
+from fedmerit.secagg.quantise import Words
+from fedmerit.secagg.setting import Released, Setting, Update, pack
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -58,15 +53,9 @@ if TYPE_CHECKING:
 
 LEAST_SHUT = 2  # masks with members of the sum that are never opened
 
-# ---------------------------------------------------------------------------------------------- the member
 
-
-class Client:
-    """One member. Call the stages in order, each with the list of heads the server showed after the last.
-
-    A `ProtocolError` says what a member found wrong. It stops the client for good, unless the bytes were
-    unreadable or the message came out of turn; so does any other error in the middle of a stage. A stopped
-    client can still `decline`. After a bad share, the member complains about its dealer and goes on.
+class Client(PlainClient):
+    """One member. After a bad share, it complains about its dealer and goes on.
 
     Args:
         released: what it must never do again; it outlives the attempt.
@@ -85,53 +74,14 @@ class Client:
         peers: Mapping[str, tuple[int, bytes]] | None = None,
         _state: State | None = None,
     ) -> None:
-        if name not in setting.members:
-            raise BindingError("not scheduled in this round", stage="setting", member=name)
+        if _state is None:
+            channel, mask, seed = (os.urandom(32) for _ in range(3))
+            _state = State(channel, mask, seed, counter=counter, tokens=dict(peers or {}))
+        super().__init__(setting, name, released=released, _state=_state)
         if identity.public_key().public_bytes_raw() != setting.roster.key(name):
             raise BindingError("its private key is not the one on the roster", stage="setting", member=name)
-        self.setting = setting
-        self.name = name
-        self.released = Released() if released is None else released
         self._identity = identity
-        self._state = State.fresh(counter, peers or {}) if _state is None else _state
         self._readable: tuple[bytes, dict[str, Head]] = (b"", {})  # the list of dealt shares, once checked
-
-    def __repr__(self) -> str:
-        where = f"round {self.setting.round}, attempt {self.setting.attempt}"
-        return f"Client({self.name!r}, {where}, {self.stage})"
-
-    @property
-    def stage(self) -> str:
-        """The stage whose message is due next: one of `STAGES`, "done" or "stopped"."""
-        return "stopped" if self._state.stopped else self._state.stage
-
-    @property
-    def survivors(self) -> tuple[str, ...]:
-        """The members whose masked inputs are in the sum; known after `check`."""
-        return tuple(self._state.survivors)
-
-    @property
-    def complaints(self) -> tuple[str, ...]:
-        """The dealers about whom this member complained; known after `masked`."""
-        return tuple(name for name in self._state.dealers if name not in self._state.shares)
-
-    @property
-    def sent(self) -> str:
-        """The hash of this member's masked words, as the ledger records it; known after `masked`."""
-        return self._state.sent.hex()
-
-    @property
-    def tokens(self) -> dict[str, tuple[int, bytes]]:
-        """The greatest counter that each peer proved, and the proof; keep those of `survivors` only.
-
-        They have seen what this member knew of them before.
-        """
-        return dict(self._state.tokens)
-
-    @property
-    def rounding(self) -> bytes | None:
-        """The seed that rounded the member's update; None until it has masked one."""
-        return self._state.rounding
 
     # ------------------------------------------------------------------------------------------ the stages
 
@@ -168,19 +118,11 @@ class Client:
         """
         with self._turn("masked") as s:
             task = update.task
-            task.binding(self.setting)
             heads = self._look(broadcast, "share")
             self._refuse_stale_state(heads)
             self._take_shares(heads)
-            s.task, s.weight = task, task.weight_of(self.setting, self.name, update.weight)
-            s.rounding = os.urandom(32) if update.seed is None else seed_bytes(update.seed)
-            words = task.encoding.encode(update.delta, weight=s.weight, seed=s.rounding)
-            s.update = update_digest(task.m0_hash, np.asarray(update.delta))
-            self.released.refuse_again(self.setting, s.update)
-            self.released.same_schedule(self.setting)
             s.pairs = list(masks.masked_with(self.setting, self.name, heads))
-            payload = self._payload(task, words)
-            del words  # with words of 8 bytes, a vector that nobody needs any more
+            payload = self._payload(self._rounded(update))
             complaints = tuple(
                 Complaint(place, self._channel_key(dealer))
                 for place, dealer in enumerate(self.setting.members)
@@ -193,16 +135,15 @@ class Client:
     def check(self, broadcast: bytes) -> bytes:
         """Sign the list of masked inputs if all of them belong to the same task and the same shares."""
         with self._turn("check") as s:
-            assert s.task is not None
-            heads = self._look(broadcast, "masked")
+            task, heads = self.task, self._look(broadcast, "masked")
             for peer, head in heads.items():
                 if peer not in s.dealers:
                     raise BindingError("in the sum without having dealt shares", member=peer)
-                if head.body.m0 != s.task.m0_hash:
+                if head.body.m0 != task.m0_hash:
                     raise BindingError("trained from a model M0 that is not ours", member=peer)
-                if head.body.task != s.task.digest:
+                if head.body.task != task.digest:
                     raise BindingError("masked for a different encoding or different weights", member=peer)
-            s.task.refuse_small_sum(self.setting, heads, stage="check")
+            task.refuse_small_sum(heads, stage="check")
             s.against = self._complaints_in(heads)
             masks.refuse_few_good_shares(self.setting, s.against, heads, stage="check")
             s.survivors, s.lists = list(heads), {}
@@ -256,9 +197,7 @@ class Client:
     def masked_again(self, delta: npt.NDArray[np.floating[Any]]) -> memoryview:
         """Return the masked words that this member sent; raise `BindingError` for a different update."""
         with placing("naming", self.name):
-            s, task = self._masked()
-            words = task.encoding.encode(delta, weight=s.weight, seed=s.rounding or b"")
-            payload = self._payload(task, words)
+            payload = self._payload(self.words(delta))
             self._refuse_other_words(payload)
             return payload
 
@@ -270,7 +209,7 @@ class Client:
         ``payload`` is what `masked_again` returned.
         """
         with placing("naming", self.name):
-            s, task = self._masked()
+            s, task = self._state, self.task
             refuse_direction(task.encoding, direction)
             self._refuse_other_words(payload)
             digest = direction_digest(direction)
@@ -290,7 +229,7 @@ class Client:
         a server whose friends dispute everything would unmask this member.
         """
         with placing("naming", self.name):
-            s, _ = self._masked()
+            s = self._state
             if ours.member != self.name or purpose not in s.told or dict(ours.pairs) != s.told[purpose][1]:
                 raise RefusedError("its table is not the one it told")
             if theirs.member != peer or peer not in s.pairs or peer not in s.survivors:
@@ -307,48 +246,7 @@ class Client:
             s.opened = sorted(opened)
             return self._pair_key(peer)
 
-    def dump(self) -> bytes:
-        """Return the client as bytes, without the identity key and `Released`. The bytes are secret."""
-        return dump_state(self.setting, self.name, self._state)
-
-    @classmethod
-    def restore(
-        cls, data: bytes, identity: Ed25519PrivateKey, *, released: Released | None = None, counter: int = 0
-    ) -> Client:
-        """Return the client as it was at `dump`; ``counter`` is that of its state now, if any."""
-        setting, name, state = load_state(data)
-        state.counter = counter or state.counter
-        return cls(setting, name, identity, released=released, _state=state)
-
     # ------------------------------------------------------------------------------------------- inner parts
-
-    @contextmanager
-    def _turn(self, stage: str) -> Iterator[State]:
-        """Check that a stage is due, move on after it, and stop for good if it fails.
-
-        If a client was rolled back, it could otherwise put two updates under the same masks, or sign two
-        lists: so what it passed is also in `released`.
-        """
-        s, passed = self._state, ("stage", self.setting.session, stage, self.name)
-        if s.stopped:
-            raise RefusedError(f"has stopped: {s.stopped}", stage=stage, member=self.name)
-        if s.stage != stage:
-            raise BindingError(f"{s.stage} is due, not {stage}", stage=stage, member=self.name)
-        try:
-            with placing(stage, self.name):
-                if self.released.remembers(*passed):
-                    raise RefusedError("has done this before in this attempt")
-                yield s
-        except ProtocolError as error:
-            if not isinstance(error, MessageError):
-                s.stopped = str(error)
-            raise
-        except BaseException as error:  # half done: `seen` may have changed, and no message was made
-            s.stopped = f"failed on its own side in stage {stage}: {type(error).__name__}"
-            raise
-        if stage in ("masked", "check", "unmask"):
-            self.released.remember(*passed)
-        s.stage = (*STAGES, "done")[STAGES.index(stage) + 1]
 
     def _look(self, broadcast: bytes, stage: str) -> dict[str, Head]:
         """Return the heads of ``stage`` if they are enough, ours is among them and all saw what we saw."""
@@ -414,19 +312,12 @@ class Client:
         s = self._state
         return masks.pair_with(self.setting, self.name, s.mask, peer, s.keys[peer][0], stage=stage)
 
-    def _payload(self, task: Task, words: Words) -> memoryview:
+    def _payload(self, words: Words) -> memoryview:
         """Return words under the self-mask and the masks with all peers in `pairs`, as they travel."""
-        s, setting = self._state, self.setting
+        s, setting, task = self._state, self.setting, self.task
         peers = {peer: s.keys[peer][0] for peer in s.pairs}
         own = masks.of_member(setting, self.name, s.mask, s.seed, peers, task.binding(setting))
         return masks.payload_of(words, task.encoding, own)
-
-    def _masked(self) -> tuple[State, Task]:
-        """Return state and task if this member masked an update in this attempt and remembers it."""
-        s = self._state
-        if s.task is None or not s.sent:
-            raise BindingError("remembers no masked update")
-        return s, s.task
 
     def _refuse_other_words(self, payload: bytes | memoryview) -> None:
         if digest_of(payload) != self._state.sent:

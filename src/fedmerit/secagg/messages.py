@@ -1,4 +1,4 @@
-"""The messages between members and server, as signed bytes of limited size, and a member's state as bytes.
+"""The messages between members and server, as signed bytes of limited size.
 
 In each stage a member sends one message. The server then shows the signed heads of all these messages,
 unchanged, to everybody who sent one, and says nothing else::
@@ -24,7 +24,6 @@ whose digest the head holds). Heads are msgpack, each class below a list of its 
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -32,11 +31,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from msgspec import Meta, MsgspecError, Raw, Struct, msgpack
-from msgspec import field as default
 
-from fedmerit.errors import BindingError, FedmeritError, MessageError, SignatureError, placing
-from fedmerit.identity import Member, Roster
-from fedmerit.secagg.setting import Setting, Task, pack
+from fedmerit.errors import BindingError, MessageError, SignatureError, placing
+from fedmerit.secagg.setting import Setting, pack
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -353,96 +350,3 @@ def open_broadcast(data: bytes, setting: Setting, stage: str) -> dict[str, Head]
 def digest_of(data: bytes | memoryview) -> bytes:
     """Return the SHA-256 of data."""
     return hashlib.sha256(data).digest()
-
-
-# ------------------------------------------------------------------------------------ between two messages
-
-STATE: Final = "fedmerit secagg client 1"
-
-
-class State(Struct):
-    """The round's secrets, drawn from the operating system, and what was said and seen so far."""
-
-    channel: bytes  # private X25519 keys that encrypt shares follow from it, one per peer; till unmask
-    mask: bytes  # X25519 private key of the pairwise masks; dealt in shares
-    seed: bytes  # of the self-mask; dealt in shares
-    stage: str = "advertise"
-    stopped: str = ""
-    seen: bytes = NOTHING_SEEN  # digest of the last list the server showed
-    said: bytes = b""  # digest of our last head
-    keys: dict[str, tuple[bytes, bytes]] = default(default_factory=dict)  # mask key, channel key towards us
-    lists: dict[str, bytes] = default(default_factory=dict)  # those of advertise and share, until the check
-    dealers: list[str] = default(default_factory=list)  # members who dealt shares
-    pairs: list[str] = default(default_factory=list)  # those of them with whom we have a mask
-    shares: dict[str, list[bytes]] = default(default_factory=dict)
-    """Good ones: key share, seed share, by dealer; only the dealers' names once one of each is released."""
-    survivors: list[str] = default(default_factory=list)  # members in the sum
-    against: dict[str, list[str]] = default(default_factory=dict)  # by dealer: who in the sum complained
-    task: Task | None = None
-    weight: float | None = None
-    rounding: bytes | None = None
-    update: bytes = b""  # digest
-    counter: int = 1  # of the member's stored state
-    sent: bytes = b""  # digest of our masked words
-    told: dict[str, tuple[bytes, dict[str, int]]] = default(default_factory=dict)
-    """By what a direction is for: its digest, and by peer the product of our mask that we told."""
-    opened: list[str] = default(default_factory=list)  # peers whose pair key with us we have opened
-    tokens: dict[str, tuple[int, bytes]] = default(default_factory=dict)  # greatest counter seen, its proof
-
-    def __repr__(self) -> str:
-        """Return no content: it holds secrets."""
-        return f"State({self.stage!r}, ...)"
-
-    @classmethod
-    def fresh(cls, counter: int = 1, peers: Mapping[str, tuple[int, bytes]] | None = None) -> State:
-        channel, mask, seed = (os.urandom(32) for _ in range(3))
-        return cls(channel, mask, seed, counter=counter, tokens=dict(peers or {}))
-
-
-class _Saved(Struct, frozen=True, forbid_unknown_fields=True):
-    """A state with the setting that it belongs to."""
-
-    form: str
-    run: str
-    round: int
-    attempt: int
-    members: tuple[str, ...]
-    config_hash: bytes
-    threshold: int | None
-    roster: tuple[Member, ...]
-    server: bytes | None
-    previous: bytes | None
-    quorum: int | None
-    name: str
-    state: State
-
-
-def dump_state(setting: Setting, name: str, state: State) -> bytes:
-    """Return bytes for a file that nobody else can read; their checksum shows damage, not tampering."""
-    roster = setting.roster
-    saved = _Saved(
-        STATE,
-        *(setting.run, setting.round, setting.attempt, setting.members, setting.config_hash),
-        setting.threshold,
-        *(roster.members, roster.server, roster.previous, roster.quorum),
-        name,
-        state,
-    )
-    body = msgpack.encode(saved)
-    return hashlib.sha256(body).digest() + body
-
-
-def load_state(data: bytes) -> tuple[Setting, str, State]:
-    """Read what `dump_state` wrote."""
-    body = data[32:]
-    if hashlib.sha256(body).digest() != data[:32]:
-        raise MessageError("not the saved state of a client, or damaged")
-    try:
-        saved = msgpack.decode(body, type=_Saved)
-        if saved.form != STATE:
-            raise MessageError("the saved state of another version")
-        roster = Roster(saved.roster, saved.server, saved.previous, saved.quorum)
-        where = (saved.run, saved.round, saved.attempt, saved.members, roster, saved.config_hash)
-        return Setting(*where, saved.threshold), saved.name, saved.state
-    except (MsgspecError, ValueError, TypeError, RecursionError, FedmeritError):  # it is secret: do not quote
-        raise MessageError("not the saved state of a client") from None

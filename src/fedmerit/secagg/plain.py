@@ -1,113 +1,295 @@
-"""The stages without masks, for rehearsals: members hand over their integers, and the server adds them.
+"""A member and the server of an attempt, whose stages they go through without masks, for rehearsals.
 
-Client and server go through the same stages and sum the same integers, so every score is the same to the bit,
-also where the cryptographic packages are not installed. A member between machines refuses such a run.
+`secagg.Client` and `secagg.Server` add what masks need. With or without them the same integers are summed, so
+every score is the same to the bit, also where the cryptographic packages are not installed. A member between
+machines refuses a run without masks.
+
+Between messages a client can be saved (`dump`, `restore`). A dump holds the round's secrets: write it, and
+`Released`, BEFORE you send the message that the client has just made, and never restore an older one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import MsgspecError, Struct, field, msgpack
 
-from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted, placing
-from fedmerit.secagg.messages import Blame, State, decoded, dump_state, load_state
+from fedmerit.errors import (
+    BindingError,
+    FedmeritError,
+    MessageError,
+    ProtocolError,
+    RefusedError,
+    RoundAborted,
+    placing,
+)
+from fedmerit.identity import Member, Roster
+from fedmerit.secagg.messages import NOTHING_SEEN, Blame, decoded
 from fedmerit.secagg.quantise import Words, seed_bytes
 from fedmerit.secagg.setting import STAGES, Released, Result, Setting, Task, Update, pack, update_digest
 
-DECLINED = bytes([len(STAGES)])
+DECLINED: Final = bytes([len(STAGES)])
+STATE: Final = "fedmerit secagg client 1"
+
+
+class State(Struct):
+    """The round's secrets, drawn from the operating system, and what was said and seen so far."""
+
+    channel: bytes = b""  # private X25519 keys that encrypt shares follow from it, one per peer; till unmask
+    mask: bytes = b""  # X25519 private key of the pairwise masks; dealt in shares
+    seed: bytes = b""  # of the self-mask; dealt in shares
+    stage: str = STAGES[0]
+    stopped: str = ""
+    seen: bytes = NOTHING_SEEN  # digest of the last list the server showed
+    said: bytes = b""  # digest of our last head
+    keys: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)  # mask key, channel key towards us
+    lists: dict[str, bytes] = field(default_factory=dict)  # those of advertise and share, until the check
+    dealers: list[str] = field(default_factory=list)  # members who dealt shares
+    pairs: list[str] = field(default_factory=list)  # those of them with whom we have a mask
+    shares: dict[str, list[bytes]] = field(default_factory=dict)
+    """Good ones: key share, seed share, by dealer; only the dealers' names once one of each is released."""
+    survivors: list[str] = field(default_factory=list)  # members in the sum
+    against: dict[str, list[str]] = field(default_factory=dict)  # by dealer: who in the sum complained
+    task: Task | None = None
+    weight: float | None = None
+    rounding: bytes = b""  # seed
+    update: bytes = b""  # digest
+    counter: int = 1  # of the member's stored state
+    sent: bytes = b""  # digest of our masked words
+    told: dict[str, tuple[bytes, dict[str, int]]] = field(default_factory=dict)
+    """By what a direction is for: its digest, and by peer the product of our mask that we told."""
+    opened: list[str] = field(default_factory=list)  # peers whose pair key with us we have opened
+    tokens: dict[str, tuple[int, bytes]] = field(default_factory=dict)  # greatest counter seen, its proof
+
+    def __repr__(self) -> str:
+        """Return no content: it holds secrets."""
+        return f"State({self.stage!r}, ...)"
+
+
+class _Saved(Struct, frozen=True, forbid_unknown_fields=True):
+    """A state with the setting that it belongs to."""
+
+    form: str
+    run: str
+    round: int
+    attempt: int
+    members: tuple[str, ...]
+    config_hash: bytes
+    threshold: int | None
+    roster: tuple[Member, ...]
+    server: bytes | None
+    previous: bytes | None
+    quorum: int | None
+    name: str
+    state: State
+
+
+def load_state(data: bytes) -> tuple[Setting, str, State]:
+    """Read what `PlainClient.dump` wrote: return the setting, the member's name and its state."""
+    body = data[32:]
+    if hashlib.sha256(body).digest() != data[:32]:
+        raise MessageError("not the saved state of a client, or damaged")
+    try:
+        saved = msgpack.decode(body, type=_Saved)
+        if saved.form != STATE:
+            raise MessageError("the saved state of another version")
+        roster = Roster(saved.roster, saved.server, saved.previous, saved.quorum)
+        where = (saved.run, saved.round, saved.attempt, saved.members, roster, saved.config_hash)
+        return Setting(*where, saved.threshold), saved.name, saved.state
+    except (MsgspecError, ValueError, TypeError, RecursionError, FedmeritError):  # it is secret: do not quote
+        raise MessageError("not the saved state of a client") from None
 
 
 class PlainClient:
-    """One member of one attempt; `secagg.Client` without secrets."""
+    """One member of one attempt. Call the stages in order, each with what the server showed after the last.
+
+    A `ProtocolError` says what a member found wrong. It stops the client for good, unless the bytes were
+    unreadable or the message came out of turn; so does any other error in the middle of a stage. A stopped
+    client can still `decline`.
+    """
 
     def __init__(
-        self, setting: Setting, name: str, identity: object = None, *, released: Released | None = None
+        self,
+        setting: Setting,
+        name: str,
+        identity: object = None,
+        *,
+        released: Released | None = None,
+        _state: State | None = None,
     ) -> None:
         if name not in setting.members:
             raise BindingError("not scheduled in this round", stage="setting", member=name)
         self.setting, self.name = setting, name
         self.released = Released() if released is None else released
-        self._update = b""  # digest
-        self.stage = STAGES[0]
-        self.rounding: bytes | None = None
-        self.words: Words | None = None  # its integers, which are no secret here; not part of `dump`
-        self.survivors: tuple[str, ...] = ()
-        self.tokens: dict[str, tuple[int, bytes]] = {}  # counters of others: nobody signs any
-        self.complaints: tuple[str, ...] = ()  # nothing is dealt here
-        self.sent = ""  # nor masked
+        self._state = State() if _state is None else _state
+        self._words: Words | None = None  # its integers, where they are no secret; not part of `dump`
+
+    def __repr__(self) -> str:
+        where = f"round {self.setting.round}, attempt {self.setting.attempt}"
+        return f"{type(self).__name__}({self.name!r}, {where}, {self.stage})"
+
+    @property
+    def stage(self) -> str:
+        """The stage whose message is due next: one of `STAGES`, "done" or "stopped"."""
+        return "stopped" if self._state.stopped else self._state.stage
+
+    @property
+    def task(self) -> Task:
+        """What this member put its update into the sum of."""
+        if self._state.task is None:
+            raise BindingError("remembers no update")
+        return self._state.task
+
+    @property
+    def weight(self) -> float:
+        """The weight of its update in the sum."""
+        return 1.0 if self._state.weight is None else self._state.weight
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """The members whose inputs are in the sum; known after `check`."""
+        return tuple(self._state.survivors)
+
+    @property
+    def complaints(self) -> tuple[str, ...]:
+        """The dealers about whom this member complained; known after `masked`."""
+        return tuple(name for name in self._state.dealers if name not in self._state.shares)
+
+    @property
+    def sent(self) -> str:
+        """The hash of this member's masked words, as the ledger records it; known after `masked`."""
+        return self._state.sent.hex()
+
+    @property
+    def tokens(self) -> dict[str, tuple[int, bytes]]:
+        """The greatest counter that each peer proved, and the proof; keep those of `survivors` only.
+
+        They have seen what this member knew of them before.
+        """
+        return dict(self._state.tokens)
 
     def advertise(self) -> bytes:
         """Say that this member is there."""
-        return self.handle(b"")
+        return self.handle()
 
-    def handle(self, broadcast: bytes) -> bytes:
+    def handle(self, broadcast: bytes = b"") -> bytes:
         """Answer a stage that needs no update."""
-        stage = self.stage
-        if stage not in STAGES or stage == "masked":
-            raise BindingError(f"{stage} is due", stage=stage, member=self.name)
-        if stage == "check":
-            self.survivors = decoded(broadcast, tuple[str, ...], "the members who are left")
-        if stage == "unmask":
-            self.released.add(self.setting, self._update)
-        return self._say(stage)
+        due = self._state.stage
+        with self._turn(due if due in ("advertise", "share", "unmask") else "check") as s:
+            if due == "check":
+                s.survivors = list(decoded(broadcast, tuple[str, ...], "the members who are left"))
+            if due == "unmask":
+                self.released.add(self.setting, s.update)
+            return bytes([STAGES.index(due)])
 
     def masked(self, broadcast: bytes, update: Update) -> bytes:
         """Return the member's weighted update as integers."""
-        task = update.task
-        self.rounding = os.urandom(32) if update.seed is None else seed_bytes(update.seed)
-        try:
-            with placing("masked", self.name):
-                task.binding(self.setting)
-                weight = task.weight_of(self.setting, self.name, update.weight)
-                self.words = task.encoding.encode(update.delta, weight=weight, seed=self.rounding)
-                self._update = update_digest(task.m0_hash, np.asarray(update.delta))
-                self.released.refuse_again(self.setting, self._update)
-        except ProtocolError:
-            self.stage = "stopped"
-            raise
-        return self._say("masked", task.digest, np.ascontiguousarray(self.words, "<u4").data)
+        with self._turn("masked"):
+            self._words = self._rounded(update)
+            payload = np.ascontiguousarray(self._words, "<u4").data
+            return b"".join([bytes([STAGES.index("masked")]), update.task.digest, payload])
+
+    def readable(self, broadcast: bytes) -> None:
+        """Raise a `ProtocolError` unless these bytes can be read in the stage masked; before training."""
 
     def decline(self) -> bytes:
         """Leave this attempt. The server learns nothing else."""
-        self.stage = "stopped"
+        self._state.stopped = self._state.stopped or "declined"
         return DECLINED
 
-    def readable(self, broadcast: bytes) -> None:
-        """Accept any bytes, because none of them are used."""
+    def words(self, delta: npt.NDArray[np.floating[Any]]) -> Words:
+        """Return the integers that this member put into the sum, given its update once more."""
+        task, s = self.task, self._state
+        if self._words is not None:
+            return self._words
+        return task.encoding.encode(delta, weight=s.weight, seed=s.rounding)
 
     def dump(self) -> bytes:
-        """Return the client as bytes, without `Released`."""
-        survivors, no = list(self.survivors), b""  # there are no secrets
-        state = State(
-            no, no, no, self.stage, survivors=survivors, rounding=self.rounding, update=self._update
+        """Return the client as bytes, without the identity key and `Released`.
+
+        The bytes are secret: keep them in a file that nobody else can read. Their checksum shows damage, not
+        tampering.
+        """
+        setting, roster = self.setting, self.setting.roster
+        saved = _Saved(
+            STATE,
+            *(setting.run, setting.round, setting.attempt, setting.members, setting.config_hash),
+            setting.threshold,
+            *(roster.members, roster.server, roster.previous, roster.quorum),
+            *(self.name, self._state),
         )
-        return dump_state(self.setting, self.name, state)
+        body = msgpack.encode(saved)
+        return hashlib.sha256(body).digest() + body
 
     @classmethod
-    def restore(cls, data: bytes, *, released: Released | None = None) -> PlainClient:
-        """Return the client as it was at `dump`."""
+    def restore(
+        cls, data: bytes, identity: Any = None, *, released: Released | None = None, counter: int = 0
+    ) -> Self:
+        """Return the client as it was at `dump`; ``counter`` is that of its state now, if any."""
         setting, name, state = load_state(data)
-        client = cls(setting, name, released=released)
-        client.stage, client.rounding, client._update = state.stage, state.rounding, state.update
-        client.survivors = tuple(state.survivors)
-        return client
+        state.counter = counter or state.counter
+        return cls(setting, name, identity, released=released, _state=state)
 
-    def _say(self, stage: str, *payload: bytes | memoryview) -> bytes:
-        self.stage = (*STAGES, "done")[STAGES.index(stage) + 1]
-        return b"".join([bytes([STAGES.index(stage)]), *payload])  # copies the update only once
+    @contextmanager
+    def _turn(self, stage: str) -> Iterator[State]:
+        """Check that a stage is due, move on after it, and stop for good if it fails.
+
+        If a client was rolled back, it could otherwise put two updates under the same masks, or sign two
+        lists: so what it passed is also in `released`.
+        """
+        s, passed = self._state, ("stage", self.setting.session, stage, self.name)
+        if s.stopped:
+            raise RefusedError(f"has stopped: {s.stopped}", stage=stage, member=self.name)
+        if s.stage != stage:
+            raise BindingError(f"{s.stage} is due, not {stage}", stage=stage, member=self.name)
+        try:
+            with placing(stage, self.name):
+                if self.released.remembers(*passed):
+                    raise RefusedError("has done this before in this attempt")
+                yield s
+        except ProtocolError as error:
+            if not isinstance(error, MessageError):
+                s.stopped = str(error)
+            raise
+        except BaseException as error:  # half done: `seen` may have changed, and no message was made
+            s.stopped = f"failed on its own side in stage {stage}: {type(error).__name__}"
+            raise
+        if stage in ("masked", "check", "unmask"):
+            self.released.remember(*passed)
+        s.stage = (*STAGES, "done")[STAGES.index(stage) + 1]
+
+    def _rounded(self, update: Update) -> Words:
+        """Return the integers of an update; refuse one that must not be summed again."""
+        s, task = self._state, update.task
+        task.binding(self.setting)
+        s.task, s.weight = task, task.weight_of(self.name, update.weight)
+        s.rounding = os.urandom(32) if update.seed is None else seed_bytes(update.seed)
+        words = task.encoding.encode(update.delta, weight=s.weight, seed=s.rounding)
+        s.update = update_digest(task.m0_hash, np.asarray(update.delta))
+        self.released.refuse_again(self.setting, s.update)
+        self.released.same_schedule(self.setting)
+        return words
 
 
 class PlainServer:
-    """The server of one attempt; its subclass `secagg.Server` also takes masks off."""
+    """The server of one attempt. Collect a stage's messages with `receive`, then `advance`; the last stage
+    gives a `result`.
+
+    A refused message changes nothing. Its sender counts as lost unless a good message follows in time.
+    """
 
     def __init__(self, setting: Setting, task: Task | None = None) -> None:
         self.setting = setting
         self.stage = STAGES[0]  # the stage being collected; then "done" or "aborted"
         self.result: Result | None = None
         self.declined: list[str] = []
+        self.lied: list[str] = []  # members who released a share that they were not dealt
         self.blames: list[Blame] = []  # members who provably broke the protocol
         self.heads: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}  # who was heard, by stage
         self._task: Task | None = None
@@ -167,22 +349,46 @@ class PlainServer:
 
     def advance(self) -> dict[str, bytes]:
         """Close the stage; return what to send to each member, or nothing once there is a result."""
-        stage, heads = self.stage, self.heads[self.stage]
-        present = [member for member in self.setting.members if member in heads]
+        stage = self.stage
+        if stage not in STAGES:
+            raise BindingError(f"the attempt is {stage}", stage=stage)
+        present = self._heard(stage)
         try:
-            if len(present) < (need := self.setting.need(stage)):
-                raise RoundAborted(f"{len(present)} members left, {need} are needed", stage=stage)
-            if stage == "masked":
-                if self._task is None:
-                    raise RefusedError("there is no task", stage=stage)
-                self._task.refuse_small_sum(self.setting, present, stage=stage)
-        except ProtocolError:
+            self._refuse_few(stage, present)
+            shown = self._shown(stage, present) if stage != STAGES[-1] else self._finish()
+        except Exception:
             self.stage = "aborted"
             raise
-        if stage == STAGES[-1]:
-            assert self._task is not None
-            included = tuple(member for member in self.setting.members if member in self.heads["masked"])
-            self.result, self.stage = self._task.result(self.setting, self._sum, included), "done"
-            return {}
-        self.stage = STAGES[STAGES.index(stage) + 1]
-        return dict.fromkeys(present, pack(*present))
+        self.stage = (*STAGES, "done")[STAGES.index(stage) + 1]
+        return dict.fromkeys(present, shown) if shown else {}
+
+    def _heard(self, stage: str) -> tuple[str, ...]:
+        """Return the members who sent a message of this stage, in schedule order."""
+        return tuple(member for member in self.setting.members if member in self.heads[stage])
+
+    def _refuse_few(self, stage: str, present: Sequence[str]) -> None:
+        """Raise `RoundAborted` if the members left are too few to go on."""
+        if len(present) < (need := self.setting.need(stage)):
+            lied = f"; lied about a share: {', '.join(self.lied)}" if self.lied else ""
+            raise RoundAborted(f"{len(present)} members left, {need} are needed{lied}", stage=stage)
+        if stage == "masked":
+            if self._task is None:
+                raise RefusedError("there is no task", stage=stage)
+            self._task.refuse_small_sum(present, stage=stage)
+
+    def _shown(self, stage: str, present: Sequence[str]) -> bytes:
+        """Return what everybody who is present is shown after a stage."""
+        return pack(*present)
+
+    def _finish(self) -> bytes:
+        """Set the result; nobody is shown anything."""
+        assert self._task is not None
+        included = self._heard("masked")
+        words = self._unmasked(included)
+        decoded = self._task.decode(words, included)
+        self.result = Result(decoded.weighted_sum, decoded.total_weight, included, words)
+        return b""
+
+    def _unmasked(self, included: Sequence[str]) -> Words:
+        """Return the sum of these members' integers."""
+        return self._sum

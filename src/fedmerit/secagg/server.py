@@ -6,11 +6,11 @@ servers; it is the members who make dishonest ones fail.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 
-from fedmerit.errors import BindingError, RoundAborted, ShareError, placing
+from fedmerit.errors import BindingError, ShareError, placing
 from fedmerit.secagg import masks
 from fedmerit.secagg.messages import (
     DECLINE,
@@ -25,17 +25,14 @@ from fedmerit.secagg.messages import (
     to_broadcast,
 )
 from fedmerit.secagg.plain import PlainServer
-from fedmerit.secagg.setting import STAGES, Result, Setting, Task
+from fedmerit.secagg.quantise import Words
+from fedmerit.secagg.setting import Setting, Task
 
 
 class Server(PlainServer):
-    """The server. Collect a stage's messages with `receive`, then `advance`; the last stage gives a `result`.
-
-    A refused message changes nothing. Its sender counts as lost unless a good message follows in time.
-    """
+    """The server, which takes masks off the sum and judges shares and complaints."""
 
     def __init__(self, setting: Setting, task: Task | None = None) -> None:
-        self.lied: list[str] = []  # members who released a share that they were not dealt
         self.heads: dict[str, dict[str, Head]]  # signed and public; for the ledger
         self.broadcasts: dict[str, bytes] = {}  # what was shown after each stage; for the ledger
         self.seeds: dict[str, bytes] = {}  # of the self-masks in the sum, once there is one; for `naming`
@@ -96,60 +93,38 @@ class Server(PlainServer):
         self.heads[head.stage][head.sender] = head
         return head.sender
 
-    def advance(self) -> dict[str, bytes]:
-        """Close the stage; return what to send to each member, or nothing once there is a result."""
-        if self.stage not in STAGES:
-            raise BindingError(f"the attempt is {self.stage}", stage=self.stage)
-        stage, heads = self.stage, self.heads[self.stage]
+    # ------------------------------------------------------------------------------------------- inner parts
+
+    def _heads_in(self, stage: str) -> dict[str, Head]:
+        """Return the heads of a stage in schedule order, as they are shown."""
+        return {member: self.heads[stage][member] for member in self._heard(stage)}
+
+    def _shown(self, stage: str, present: Sequence[str]) -> bytes:
+        heads = self._heads_in(stage).values()
+        self.broadcasts[stage] = to_broadcast(stage, [head.raw for head in heads])
+        self._seen = seen_of(stage, heads)
+        return self.broadcasts[stage]
+
+    def _refuse_few(self, stage: str, present: Sequence[str]) -> None:
+        """Raise `RoundAborted` also if the members left hold too few good shares."""
         if stage == "masked":  # complaints of members in the sum are true: false ones were refused
             for dealer, complainers in self._against().items():
                 if complainers:
                     self._judge(self.heads["masked"][complainers[0]], dealer)
-        try:
-            self._refuse_few(stage, heads)
-        except RoundAborted:
-            self.stage = "aborted"
-            raise
-        if stage == STAGES[-1]:
-            self.stage = "aborted"  # unless what follows succeeds
-            self.result = self._unmask()
-            self.stage = "done"
-            return {}
-        present = self._shown_in(stage)
-        broadcast = to_broadcast(stage, [head.raw for head in present.values()])
-        self.broadcasts[stage], self._seen = broadcast, seen_of(stage, present.values())
-        self.stage = STAGES[STAGES.index(stage) + 1]
-        return dict.fromkeys(present, broadcast)
-
-    # ------------------------------------------------------------------------------------------- inner parts
-
-    def _shown_in(self, stage: str) -> dict[str, Head]:
-        """Return the heads of a stage in schedule order, as they are shown."""
-        heads = self.heads[stage]
-        return {member: heads[member] for member in self.setting.members if member in heads}
-
-    def _refuse_few(self, stage: str, heads: Mapping[str, Head]) -> None:
-        """Raise `RoundAborted` if the members left are too few to go on, or hold too few good shares."""
-        if len(heads) < self.setting.need(stage):
-            lied = f"; lied about a share: {', '.join(self.lied)}" if self.lied else ""
-            raise RoundAborted(
-                f"{len(heads)} members left, {self.setting.need(stage)} are needed{lied}", stage=stage
-            )
-        if stage == "masked" and self._task is not None:
-            self._task.refuse_small_sum(self.setting, heads, stage=stage)
+        super()._refuse_few(stage, present)
         if stage in ("masked", "check", "unmask"):
-            masks.refuse_few_good_shares(self.setting, self._against(), heads, stage=stage)
+            masks.refuse_few_good_shares(self.setting, self._against(), present, stage=stage)
 
     def _against(self) -> dict[str, list[str]]:
         """Return who in the sum complained about each dealer, all in schedule order."""
-        masked, members = self._shown_in("masked"), self.setting.members
+        masked, members = self._heads_in("masked"), self.setting.members
         return {
             members[place]: [name for name, head in masked.items() if place in _complaints(head)]
             for place in self._places("share")
         }
 
     def _judge(self, complaint: Head, dealer: str) -> None:
-        advertised, dealt = self._shown_in("advertise"), self._shown_in("share")
+        advertised, dealt = self._heads_in("advertise"), self._heads_in("share")
         self._blame(masks.blame_for_complaint(self.setting, complaint, dealer, advertised, dealt))
 
     def _blame(self, blame: Blame) -> None:
@@ -204,13 +179,12 @@ class Server(PlainServer):
                 self.lied += [] if sender in self.lied else [sender]
                 raise ShareError(f"released a share that {peer} did not deal it")
 
-    def _unmask(self) -> Result:
+    def _unmasked(self, included: Sequence[str]) -> Words:
         """Remove the self-masks of members in the sum, and the pairwise masks of the other members."""
         setting, task = self.setting, self._task
         assert task is not None
         binding = task.binding(setting)
-        included = tuple(member for member in setting.members if member in self.heads["masked"])
-        keys, dealt = [], self._shown_in("share")
+        keys, dealt = [], self._heads_in("share")
         for dealer in dealt:
             secret = self._rebuild(dealer, "seed" if dealer in included else "key")
             if dealer in included:
@@ -223,7 +197,7 @@ class Server(PlainServer):
             # the sum lacks exactly the masks that the lost member would have added
             keys += masks.with_peers(setting, dealer, secret, peers, binding)
         masks.add_masks(self._sum, keys)
-        return task.result(setting, masks.narrowed(self._sum, task.encoding), included)
+        return masks.narrowed(self._sum, task.encoding)
 
     def _rebuild(self, dealer: str, kind: str) -> bytes:
         at = self.setting.members.index
@@ -233,7 +207,7 @@ class Server(PlainServer):
             for row in head.body.rows
             if row.place == at(dealer)
         }
-        secret, advertised = masks.combine_shares(shares, self.setting.t), self._shown_in("advertise")
+        secret, advertised = masks.combine_shares(shares, self.setting.t), self._heads_in("advertise")
         if not masks.is_secret_of(advertised[dealer], kind, secret, self.setting.session):
             # every share is the one that was dealt, so the dealer lied
             dealt = self.heads["share"][dealer]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -147,7 +147,7 @@ class Task:
 
     m0_hash: bytes
     encoding: Encoding
-    weights: tuple[float, ...] | None = None  # in the order of the setting's members
+    weights: Mapping[str, float] | None = None  # by scheduled member, in their order
     extra: bytes = b""  # digest of all other instructions for training, the same for all members
 
     @placing("masked")
@@ -158,10 +158,11 @@ class Task:
             raise BindingError(
                 f"expected a weight for each scheduled member if they are public, got {number}"
             )
-        if not all(is_number(weight) and 0 <= weight <= cap for weight in self.weights or ()):
+        weights = self.weights or {}
+        if not all(is_number(weight) and 0 <= weight <= cap for weight in weights.values()):
             raise BindingError(f"public weights must be numbers from 0 to the cap {cap:g}")
         if self.weights is not None:
-            object.__setattr__(self, "weights", tuple(map(float, self.weights)))
+            object.__setattr__(self, "weights", {name: float(weights[name]) for name in weights})
 
     @cached_property
     def digest(self) -> bytes:
@@ -169,40 +170,42 @@ class Task:
         e = self.encoding
         fields = [e.length, e.members, e.bound, e.weights, e.weight_cap]
         fields += [e.word_bytes] if e.word_bytes != 4 else []
-        content = [self.m0_hash, fields, self.weights, *([self.extra] if self.extra else [])]
+        weights = None if self.weights is None else [*self.weights.items()]
+        content = [self.m0_hash, fields, weights, *([self.extra] if self.extra else [])]
         return hashlib.sha256(pack("fedmerit secagg task 1", *content)).digest()
 
-    def weight_of(self, setting: Setting, member: str, own: float | None) -> float | None:
+    def weight_of(self, member: str, own: float | None) -> float | None:
         """Return the weight of a member's update; raise if it differs from the member's public weight."""
         if self.weights is None:
             return own
-        weight = self.weights[setting.members.index(member)]
+        weight = self.weights[member]
         if own not in (None, weight):
             raise BindingError(f"its public weight is {weight:g}, got {own!r:.40}", member=member)
         return weight
 
-    def refuse_small_sum(self, setting: Setting, members: Iterable[str], *, stage: str) -> None:
+    def refuse_small_sum(self, members: Iterable[str], *, stage: str) -> None:
         """Raise if fewer than three of these members have a weight above 0: only those count in the sum."""
         if self.weights is None:
             return  # uniform, or secret and at least 1
-        counted = sum(self.weights[setting.members.index(member)] > 0 for member in members)
+        counted = sum(self.weights[member] > 0 for member in members)
         if counted < LEAST_IN_SUM:
             raise RoundAborted(
                 f"{counted} members with a weight above 0 in the sum, {LEAST_IN_SUM} are needed", stage=stage
             )
 
-    def result(self, setting: Setting, total: Words, included: tuple[str, ...]) -> Result:
+    def decode(self, total: Words, included: Sequence[str]) -> Decoded:
         """Return what the summed integers of these members stand for."""
         weight = None
         if self.weights is not None:
-            weight = math.fsum(self.weights[setting.members.index(member)] for member in included)
-        decoded = self.encoding.decode(total, included=len(included), public_total=weight)
-        return Result(decoded.weighted_sum, decoded.total_weight, included, total)
+            weight = math.fsum(self.weights.get(member, math.nan) for member in included)
+        return self.encoding.decode(total, included=len(included), public_total=weight)
 
     def binding(self, setting: Setting) -> bytes:
         """Return what every mask of this round is bound to: the context of its key derivation."""
         if (members := self.encoding.members) != setting.n:
             raise BindingError(f"the encoding is for {members} members, not {setting.n}", stage="masked")
+        if self.weights is not None and (*self.weights,) != setting.members:
+            raise BindingError("the public weights are not those of the scheduled members", stage="masked")
         return pack(
             *(setting.run, setting.round, setting.attempt, setting.session),
             *(setting.roster.hash, setting.config_hash, self.m0_hash, self.digest),

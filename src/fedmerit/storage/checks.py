@@ -34,11 +34,11 @@ from fedmerit.protocol.direction import (
     product,
     slopes_of,
 )
-from fedmerit.protocol.naming import attempt_of, evidence_in, proof_of
+from fedmerit.protocol.naming import evidence_in, proof_of
 from fedmerit.protocol.outcome import Round, model_hash, sum_hash
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.settlement import Proof, fitting, name_hash, table_of
-from fedmerit.protocol.terms import archived_weights
+from fedmerit.protocol.terms import archived_weights, task_of
 from fedmerit.scoring.types import written_number
 from fedmerit.secagg.setting import Setting, Task
 from fedmerit.storage.recorder import score_files, scores_document, write_scores
@@ -347,7 +347,7 @@ def _attempt(
     round_ = run.rounds[number - 1]
     public = archived_weights(archive.load("round", number), round_.scheduled)
     setting = setting_of(run.first, run.pool, run.config, round_)
-    return attempt_of(setting, run.config, size, m0, public, extra)
+    return setting, task_of(run.config, m0, size, round_.scheduled, public, extra)
 
 
 def _check_masks(archive: FolderArchive, run: Run, summed: Summed) -> None:
@@ -405,7 +405,7 @@ def _recomputed(
         if gradient is not None:
             slopes, _, _ = slopes_of(gradient, summed.m0, summed.m, opened, blocks, entry.points)
             values = as_units(slopes, manifest.blocks, entry.step, entry.weight)
-            if problem := differs(g, values, manifest.scale, summed.encoding):
+            if problem := differs(g, values, manifest.scale, summed.task.encoding):
                 raise LedgerError(f"round {entry.round}: {problem}")
     yield Note("archive", rounds=len(manifest.rounds))
     yield Note("archive-gradient" if gradient else "archive-no-gradient")
