@@ -18,7 +18,7 @@ from fedmerit.report.facts import Facts
 from fedmerit.report.page import text
 from fedmerit.report.page.html import facts_of, page, paid_table, render_comparison
 from fedmerit.report.payment import rules_of
-from fedmerit.report.source import read_reports
+from fedmerit.report.source import read_source
 from fedmerit.report.statement import MOST_LINES, as_dict, as_html, as_markdown
 from fedmerit.report.text import signed_by
 from fedmerit.settings import Heading
@@ -168,7 +168,7 @@ def test_a_page_that_compares_runs_has_their_heading(tmp_path):
     second.mkdir()
     (first / "config.toml").write_text('[report]\ntitle = "Nodules"\n')
     path, other = write_scores(first), write_scores(second, turn=True)
-    assert read_reports(first).heading.title == "Nodules"
+    assert read_source(first).heading.title == "Nodules"
     html = render_comparison(compared([path, other]))
     assert '<p class="identity"></p>' in html  # files without settings have none
     assert ".identity:empty { display: none; }" in html

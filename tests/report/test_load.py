@@ -4,6 +4,7 @@ import shutil
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -12,7 +13,7 @@ from fedmerit.config import from_dict
 from fedmerit.errors import LedgerError, StoreError
 from fedmerit.identity import exact, number
 from fedmerit.ledger.chain import Ledger
-from fedmerit.report.source import read_reports, read_source
+from fedmerit.report.source import read_source
 from fedmerit.simulation.run import run
 from runs import records_of, run_in
 from tiny import losing
@@ -123,7 +124,7 @@ def test_a_run_without_a_score_says_so(tmp_path):
         fm.load(tmp_path / "run")
 
 
-@pytest.mark.parametrize("shown", [fm.load, read_source, read_reports])
+@pytest.mark.parametrize("shown", [fm.load, read_source, partial(read_source, damaged=True)])
 @pytest.mark.parametrize("false", [1, 2])
 def test_what_is_shown_is_what_was_verified(runs, tmp_path, monkeypatch, shown, false):
     """A ledger that answers falsely once: all that is shown comes from the reading that was verified."""

@@ -83,7 +83,7 @@ def test_it_is_verified_written_anew_and_shown(ran):
     assert "PHI" in (folder / "scores.csv").read_text().splitlines()[0]
     assert len(fm.read(folder / "scores.csv")) == len(fm.read(folder / "scores.json")) == 2
     source = read_source(folder)
-    assert source.phi["expected-accuracy"] == document["cumulative"]["PHI"]
+    assert source.analysed["expected-accuracy"]["cumulative"]["PHI"] == document["cumulative"]["PHI"]
     assert '<th scope="col">PHI</th>' in page(folder)
 
 

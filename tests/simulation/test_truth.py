@@ -7,8 +7,9 @@ import pytest
 from rich.console import Console
 
 from fedmerit.errors import ConfigError, ReportError, StoreError
-from fedmerit.files.reports import read
 from fedmerit.ledger.chain import Ledger
+from fedmerit.report.facts import Facts
+from fedmerit.report.source import read_source
 from fedmerit.report.terminal import print_truth
 from fedmerit.scoring.ground_truth import agreement, shapley
 from fedmerit.scoring.types import Table
@@ -71,7 +72,7 @@ def test_the_shapley_value_of_the_last_round_needs_the_coalitions_of_that_round_
             part["truth"]["ROUND-SV"], analysed[0]["companions"][utility]["truth"]["rounds"][1], atol=1e-6
         )
     assert any(line.startswith("analysis:") for line in verify_folder(tmp_path / "last"))
-    print_truth(Console(width=200), content, read(tmp_path / "last" / "scores.json"))
+    print_truth(Console(width=200), Facts(read_source(tmp_path / "last")))
     last = content["rounds"][-1]["scores"]["FP"]
     near = agreement(last, content["truth"]["ROUND-SV"]).spearman
     assert f"FP {near:.2f}" in capsys.readouterr().out

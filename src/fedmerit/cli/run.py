@@ -304,10 +304,9 @@ def _run(config: Config, folder: Path, *, resume: bool, repeats: Path | None = N
     """Run a federation, or go on with it, and print its scores; ``repeats`` is the run that it repeats."""
     from fedmerit.report.facts import Facts
     from fedmerit.report.page.html import page_of_run
-    from fedmerit.report.source import source_of
+    from fedmerit.report.source import read_source
     from fedmerit.report.terminal import print_facts, print_truth, tell_planted, watching
     from fedmerit.storage.run_folder import stored_pool_key, timed
-    from fedmerit.verify import verified
 
     with _engine():
         from fedmerit.simulation.run import run as run_embedded
@@ -315,12 +314,12 @@ def _run(config: Config, folder: Path, *, resume: bool, repeats: Path | None = N
     keep_memory()
     key = None if repeats is None else stored_pool_key(repeats)
     with watching(err) as watch:
-        written = run_embedded(config, folder, resume=resume, watch=timed(watch, folder), pool_key=key)
-    source = source_of(verified(folder, [])[0])
-    tell_planted(out, source)
-    print_facts(out, Facts(source))
-    if config.analysis:
-        print_truth(out, written, source.rounds)
+        run_embedded(config, folder, resume=resume, watch=timed(watch, folder), pool_key=key)
+    facts = Facts(read_source(folder))
+    tell_planted(out, facts.source)
+    print_facts(out, facts)
+    if facts.source.analysed:
+        print_truth(out, facts)
     out.print(f"written to {folder}: scores.json, scores.csv, ledger.sqlite")
     out.print(page_of_run(folder))
 

@@ -89,7 +89,7 @@ def score(
     """
     from fedmerit.report.exports import scores_as, scores_workbook
     from fedmerit.report.facts import Facts
-    from fedmerit.report.source import document_in, read_reports
+    from fedmerit.report.source import read_source
     from fedmerit.report.terminal import print_facts, print_truth, tell_notes, tell_planted, warn
 
     _check_out(out_, format)
@@ -99,7 +99,7 @@ def score(
             "scores of single rounds but no sums"
         )
     with base.on_disk(file) as there:
-        source = read_reports(there, utility, form=form_of(), missing=missing)
+        source = read_source(there, utility, form=form_of(), missing=missing)
     _check_score(score, source)
     facts = Facts(source, score=score)
     screen = out if format == "table" else err
@@ -109,8 +109,8 @@ def score(
         screen.print(f"WARNING: {words('terminal.covers-unfinished', closed=closed, planned=planned)}")
     if format == "table":
         print_facts(out, facts, last_round=last_round)
-        if source.config and source.config.analysis and (file / "scores.json").is_file():
-            print_truth(out, document_in(file / "scores.json"), source.rounds)
+        if source.analysed and source.run is not None:
+            print_truth(out, facts)
     else:
         if out_ is None:
             write(scores_as(source, format))
@@ -251,14 +251,14 @@ def rewards(
     from fedmerit.report.exports import payouts_workbook
     from fedmerit.report.facts import Facts
     from fedmerit.report.payment import propose, score_to_pay
-    from fedmerit.report.source import read_reports
+    from fedmerit.report.source import read_source
     from fedmerit.report.statement import record
     from fedmerit.report.terminal import print_proposal, tell_notes, tell_planted, warn
     from fedmerit.report.text import printable
 
     _check_out(out_, format)
     heading = heading_of(currency, title=title, date=date, contact=contact, objections=objections)
-    source = read_reports(file, utility, form=form_of(), missing=missing)
+    source = read_source(file, utility, form=form_of(), missing=missing)
     paid_by = score_to_pay(source, score)
     _check_score(paid_by, source)
     facts = Facts(source, score=paid_by)

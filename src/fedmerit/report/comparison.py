@@ -22,7 +22,7 @@ from fedmerit.ledger.run import Run
 from fedmerit.notes import Note, digits_for, formatted, listed, words
 from fedmerit.protocol.terms import REHEARSALS
 from fedmerit.report.facts import Facts
-from fedmerit.report.source import read_reports
+from fedmerit.report.source import read_source
 from fedmerit.report.text import rounds_enough
 from fedmerit.scoring.accumulate import Missing
 from fedmerit.scoring.sampling import spread_factors
@@ -91,7 +91,7 @@ def compared(
 def _read(
     path: Path, utility: str | None, score: str | None, missing: Missing | None, form: SheetForm
 ) -> ComparedRun:
-    source = read_reports(path, utility, form=form, missing=missing)
+    source = read_source(path, utility, form=form, missing=missing)
     if source.changed is not None:  # compares only what verifies as a whole
         raise source.changed
     facts = Facts(source, score=score)

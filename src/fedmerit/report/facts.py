@@ -28,6 +28,7 @@ from fedmerit.scoring.accumulate import (
     convergence_of,
     number_of,
     running_sums,
+    totals_of,
 )
 from fedmerit.scoring.doubts import Doubt, at_chance, doubts
 from fedmerit.scoring.ground_truth import agreement
@@ -604,6 +605,41 @@ class Facts:
         return self.summed(self.terms.score, other)
 
     # ---------------------------------------------------------------------------------------- can we trust it
+
+    def near_truth(self, *kinds: str) -> Iterator[tuple[str, str, dict[str, float | None]]]:
+        """Yield utility, kind of ground truth, and its rank correlation with every score summed over rounds.
+
+        The value of one round (ROUND-SV) is compared with the scores of the last round, as the paper does.
+        """
+        source = self.source
+        rounds_of = {str(self.utility): source.rounds, **source.companions}
+        for utility, part in source.analysed.items():
+            totals = totals_of(rounds_of.get(utility, ()), missing=source.missing)
+            sums = {score: total.as_dict() for score, total in totals.items()}
+            if isinstance(phi := (part.get("cumulative") or {}).get("PHI"), list):
+                sums["PHI"] = dict(zip(source.clients, phi, strict=False))
+            for kind in (kind for kind in kinds if part["truth"].get(kind) is not None):
+                compared = sums
+                if kind == "ROUND-SV":
+                    last = part["rounds"][-1]
+                    compared = {
+                        score: dict(zip(last["participants"], values or (), strict=False))
+                        for score, values in last["scores"].items()
+                    }
+                yield (
+                    utility,
+                    kind,
+                    {
+                        score: self._spearman(of_member, part["truth"][kind])
+                        for score, of_member in compared.items()
+                    },
+                )
+
+    def _spearman(self, of_member: Mapping[str, float | None], truth: Sequence[float]) -> float | None:
+        """Return the rank correlation of a score with the truth; None unless every member has the score."""
+        values = [value for name in self.source.clients if (value := of_member.get(name)) is not None]
+        complete = len(values) == len(truth) == len(self.source.clients)
+        return agreement(values, truth).spearman if complete else None
 
     @cached_property
     def companions(self) -> tuple[Companion, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,8 +38,7 @@ class Source:
     companions: Mapping[str, tuple[Reports, ...]] = field(default_factory=dict)
     aborted: Mapping[int, str] = field(default_factory=dict)  # round without a sum -> reason
     unreported: tuple[int, ...] = ()  # summed rounds without any report
-    truth: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # by utility and value
-    phi: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # the sum of PHI by utility
+    analysed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by utility, with ground truth
     config: Config | None = None  # the settings, if they are there
     corruption: Corruption = field(default_factory=Corruption)  # as planted on purpose
     run: Run | None = None  # as its ledger has it
@@ -91,33 +90,32 @@ class Source:
         return None if self.config is None else self.config.training.rounds
 
 
-def read_source(path: str | Path, form: SheetForm = FOUND_OUT) -> Source:
-    """Read everything that a page can be made from, out of a run folder or a file of reports.
-
-    Of a run whose ledger does not verify, that is its scores.json, and why it does not.
-    """
-    path = Path(path)
-    check_form(path, form)
-    source = _of_ledger(path) if (path / LEDGER).is_file() else _of_scores(path, form)
-    if not path.is_dir():
-        return replace(source, run_name=path.stem)
-    return replace(source, costs=read_costs(path), run_name=path.resolve().name)
-
-
-def read_reports(
+def read_source(
     path: str | Path,
     utility: str | None = None,
     *,
     form: SheetForm = FOUND_OUT,
     missing: Missing | None = None,
+    damaged: bool = False,
 ) -> Source:
-    """Read what scores and payouts follow from: a file of reports, or a run, whose ledger must verify."""
+    """Read a file of reports, or a run folder, whose ledger must verify.
+
+    Args:
+        path: of the file or folder.
+        utility: the one that ranks members; unless given, the paid one, or that of the file.
+        form: how a table is written, as far as its owner says so.
+        missing: what a missed round counts as; unless given, as agreed.
+        damaged: whether a run whose ledger does not verify is read from its scores.json, with the reason.
+    """
     path = Path(path)
     check_form(path, form)
-    if not (path / LEDGER).is_file():
-        return _of_file(path, form, utility, missing)
-    run, differs = verified(path, [])
-    return replace(source_of(run, utility=utility, missing=missing), changed=differs)
+    if (path / LEDGER).is_file():
+        source = _of_ledger(path, utility, missing, damaged=damaged)
+    else:
+        source = _of_file(path, utility, missing, form)
+    if not path.is_dir():
+        return replace(source, run_name=path.stem)
+    return replace(source, costs=read_costs(path), run_name=path.resolve().name)
 
 
 def source_of(run: Run, *, utility: str | None = None, missing: Missing | None = None) -> Source:
@@ -193,15 +191,31 @@ def _unscored_run(run: Run) -> str:
 
 
 def _of_file(
-    path: Path, form: SheetForm = FOUND_OUT, utility: str | None = None, missing: Missing | None = None
+    path: Path, utility: str | None = None, missing: Missing | None = None, form: SheetForm = FOUND_OUT
 ) -> Source:
-    """Return the reports in a file, or in the scores.json of a folder, with the settings beside it."""
+    """Return what is in a file of reports, or in the scores.json of a folder with the settings beside it."""
     config = of_folder(path) if (path / "config.toml").is_file() else None
-    content = read_content(scores_in(path) if path.is_dir() else path, utility=utility, form=form)
+    file = scores_in(path) if path.is_dir() else path
+    content, raw = read_content(file, utility=utility, form=form), _document(file)
+    seen = (name for reports in content.rounds for name in (*reports.clients, *reports.silent))
+    without = {
+        entry["round"]: bool(entry.get("aborted"))
+        for entry in raw.get("rounds", ())
+        if isinstance(entry, dict)
+        and entry.get("reports", entry) is None
+        and isinstance(entry.get("round"), int)
+    }
+    parts, ranking = _parts(raw), str(utility or raw.get("utility"))
     return Source(
         rounds=tuple(content.rounds),
-        clients=tuple(content.clients),
+        clients=tuple(content.clients) or tuple(dict.fromkeys(seen)),
         missing=missing or (config.payment.missing if config else "zero"),
+        companions={
+            name: tuple(read_content(file, utility=name).rounds) for name in parts if name != ranking
+        },
+        aborted={number: words("name.aborted") for number, aborted in without.items() if aborted},
+        unreported=tuple(number for number, aborted in without.items() if not aborted),
+        analysed=_analysed(parts),
         config=config,
         corruption=config.corruption if config else Corruption(),
         heading=config.heading if config else NO_HEADING,
@@ -209,45 +223,27 @@ def _of_file(
     )
 
 
-def _of_scores(path: Path, form: SheetForm = FOUND_OUT) -> Source:
-    """Return the reports in a file with all else that a scores.json holds."""
-    source, file = _of_file(path, form), scores_in(path) if path.is_dir() else path
-    raw = document_in(file)
-    without = [entry for entry in raw.get("rounds") or () if "reports" in entry and entry["reports"] is None]
-    seen = (name for reports in source.rounds for name in (*reports.clients, *reports.silent))
-    return replace(
-        source,
-        clients=source.clients or tuple(dict.fromkeys(seen)),
-        companions={
-            name: tuple(read_content(file, utility=name).rounds) for name in raw.get("companions") or {}
-        },
-        aborted={int(entry["round"]): words("name.aborted") for entry in without if entry.get("aborted")},
-        unreported=tuple(int(entry["round"]) for entry in without if not entry.get("aborted")),
-        truth=_truth(raw),
-        phi=_phi(raw),
-    )
-
-
-def _of_ledger(folder: Path) -> Source:
-    """Return a run from its ledger, or from its score files if the ledger does not verify."""
+def _of_ledger(folder: Path, utility: str | None, missing: Missing | None, *, damaged: bool) -> Source:
+    """Return a run from its ledger; if that is ``damaged``, from its score files."""
     lines: list[Note] = []
+    file = folder / "scores.json"
     try:
         run, differs = verified(folder, lines)
-        source = source_of(run)
+        source = source_of(run, utility=utility, missing=missing)
     except StoreError:  # nothing is scored yet
         raise
     except FedmeritError as error:  # the page must say so: its readers see no exit code
-        if not (folder / "scores.json").is_file():
+        if not damaged or not file.is_file():
             raise
-        alone = replace(_of_scores(folder), checks=tuple(lines), broken=str(error))
+        source = replace(_of_file(folder, utility, missing), checks=tuple(lines), broken=str(error))
         planted_there = _planted(folder)
-        return alone if planted_there == Corruption() else replace(alone, corruption=planted_there)
-    file = folder / "scores.json"
-    readable = file.is_file() and (differs is None or differs.file != file.name)
-    raw = document_in(file) if readable else {}
-    if len(raw.get("rounds", ())) != len(run.rounds):  # the file is older than the last round
-        raw = {}
-    return replace(source, truth=_truth(raw), phi=_phi(raw), checks=tuple(lines), changed=differs)
+        return source if planted_there == Corruption() else replace(source, corruption=planted_there)
+    source = replace(source, checks=tuple(lines), changed=differs)
+    if not run.config.analysis or not file.is_file() or (differs and differs.file == file.name):
+        return source
+    raw = _document(file)
+    older = len(raw["rounds"]) != len(run.rounds)
+    return source if older else replace(source, analysed=_analysed(_parts(raw)))
 
 
 def _planted(folder: Path) -> Corruption:
@@ -257,7 +253,7 @@ def _planted(folder: Path) -> Corruption:
     return Corruption()
 
 
-def document_in(file: Path) -> dict[str, Any]:
+def _document(file: Path) -> dict[str, Any]:
     """Return the object in a run's scores.json; empty for a file of another form."""
     if file.suffix.lower() != ".json":
         return {}
@@ -265,32 +261,16 @@ def document_in(file: Path) -> dict[str, Any]:
     return raw if isinstance(raw, dict) and "rounds" in raw else {}
 
 
-def _by_utility(raw: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the utilities of a run's scores.json, the paid one first, each with its part of the file."""
-    yield str(raw.get("utility")), raw
-    yield from (raw.get("companions") or {}).items()
+def _parts(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a run's scores.json by utility, the paid one first."""
+    others = raw.get("companions")
+    return {str(raw.get("utility")): raw, **(others if isinstance(others, dict) else {})} if raw else {}
 
 
-def _phi(raw: Mapping[str, Any]) -> dict[str, list[float | None]]:
-    """Return the sum of PHI over rounds, per utility that has one, in the order of the clients."""
-    found = {}
-    for utility, part in _by_utility(raw):
-        values = (part.get("cumulative") or {}).get("PHI")
-        if part is raw and isinstance(settled := raw.get("settlement"), dict):
-            values = settled.get("cumulative")
-        if isinstance(values, list) and len(values) == len(raw.get("clients") or ()):
-            found[utility] = values
-    return found
-
-
-def _truth(raw: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
-    """Return the values that scores are compared with, per utility that has some."""
-    found = {}
-    for utility, part in _by_utility(raw):
-        truth = part.get("truth")
-        if truth is None:
-            continue
-        if not isinstance(truth, dict):
+def _analysed(parts: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the parts with a ground truth, with which scores are compared."""
+    truths = {utility: part.get("truth") for utility, part in parts.items()}
+    for utility, truth in truths.items():
+        if truth is not None and not isinstance(truth, dict):
             raise FileFormatError(f"truth of {utility}: expected an object, got {type(truth).__name__}")
-        found[utility] = {key: truth[key] for key in ("MR-SV", "SV") if truth.get(key) is not None}
-    return found
+    return {utility: parts[utility] for utility, truth in truths.items() if truth}

@@ -32,7 +32,7 @@ from fedmerit.report.text import (
     total_text,
 )
 from fedmerit.scoring.doubts import Doubt
-from fedmerit.scoring.ground_truth import PaperRow, agreement, paper_table
+from fedmerit.scoring.ground_truth import PaperRow, paper_table
 from fedmerit.scoring.rewards import amounts_within
 from fedmerit.scoring.types import Reports
 
@@ -229,43 +229,26 @@ def print_comparison(console: Console, found: Comparison) -> None:
     tell_notes(console, found.notes)
 
 
-def print_truth(console: Console, content: Mapping[str, Any], rounds: Sequence[Reports]) -> None:
-    """Print that plain updates were analysed, how close scores come to the ground truth, the paper's table.
-
-    ``content`` is that of ``scores.json``; ``rounds`` are the reports of the utility in the paper's table.
-    """
+def print_truth(console: Console, facts: Facts) -> None:
+    """Print that plain updates were analysed, how close scores come to the truth, and the paper's table."""
     console.print(words("terminal.analysis"))
-    for utility, part in ((content["utility"], content), *content["companions"].items()):
-        for name in ("MR-SV", "ROUND-SV", "SV"):
-            truth = part.get("truth", {}).get(name)
-            if truth is None:
-                continue
-            scores, found = dict(part["cumulative"]), []
-            if part is content and (settled := content.get("settlement")):
-                scores["PHI"] = settled["cumulative"]  # what members are paid by
-            if name == "ROUND-SV":  # the same round's scores, as the paper publishes them
-                scores = part["rounds"][-1]["scores"]
-            for score, values in scores.items():
-                known = values is not None and None not in values and len(values) == len(truth)
-                spearman = agreement(values, truth).spearman if known else None
-                found.append(f"{score} {'-' if spearman is None else format(spearman, '.2f')}")
-            kind = words(f"truth.{name}")
-            console.print(words("terminal.spearman", truth=kind, utility=utility, found=tuple(found)))
-    if rounds:
-        _print_paper(console, content, rounds)
+    for utility, kind, near in facts.near_truth("MR-SV", "ROUND-SV", "SV"):
+        each = tuple(f"{score} {'-' if value is None else f'{value:.2f}'}" for score, value in near.items())
+        console.print(words("terminal.spearman", truth=words(f"truth.{kind}"), utility=utility, found=each))
+    part = facts.source.analysed.get(str(facts.utility))
+    if part is not None and facts.last is not None:
+        _print_paper(console, facts, facts.last, part)
 
 
-def _print_paper(console: Console, content: Mapping[str, Any], rounds: Sequence[Reports]) -> None:
+def _print_paper(console: Console, facts: Facts, last: Reports, part: Mapping[str, Any]) -> None:
     """Print the paper's table by each reading of its protocol whose truth is known."""
-    last, utility = rounds[-1], str(rounds[-1].utility)
-    part = content if content["utility"] == utility else content["companions"][utility]
 
     def named(values: Sequence[float | None] | None) -> dict[str, float] | None:
-        pairs = zip(content["clients"], values or (), strict=values is not None)
+        pairs = zip(facts.source.clients, values or (), strict=values is not None)
         known = {name: value for name, value in pairs if value is not None}
         return known if set(last.clients) <= set(known) else None
 
-    truth = part.get("truth") or {}
+    truth, about = part["truth"], {"utility": str(last.utility), "round": last.round}
     cosines = {"COS": part["cumulative"].get("COS"), "COS-MODEL": truth.get("COS-MODEL")}
     beside = {name: known for name, values in cosines.items() if (known := named(values)) is not None}
     scripts, text = (named(truth.get(name)) for name in ("ROUND-SV", "MR-SV"))
@@ -275,10 +258,10 @@ def _print_paper(console: Console, content: Mapping[str, Any], rounds: Sequence[
         _say(console, words("terminal.paper-none"))
         return
     if scripts is not None:
-        _say(console, words("terminal.paper-scripts", utility=utility, round=last.round))
+        _say(console, words("terminal.paper-scripts", **about))
         _print_table(console, _paper_columns(paper_table(last, scripts, beside, by="scripts")))
     if text is not None:
-        _say(console, words("terminal.paper-text", utility=utility, round=last.round))
+        _say(console, words("terminal.paper-text", **about))
         _print_table(console, _paper_columns(paper_table(last, text, beside, by="text")))
     _say(console, words("terminal.paper-notes", round=last.round))
 

@@ -152,7 +152,7 @@ def page(
 
 def facts_of(path: str | Path, *, form: SheetForm = FOUND_OUT, heading: Heading | None = None) -> Facts:
     """Return the facts of a page; arguments as in :func:`page`."""
-    source, asked = read_source(path, form), heading or Heading()
+    source, asked = read_source(path, form=form, damaged=True), heading or Heading()
     facts = Facts(replace(source, heading=asked.over(source.heading)))
     one, currency = facts.decision, facts.source.heading.currency
     if one and one.heading.currency not in ("", currency):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from itertools import pairwise
 
@@ -31,9 +31,8 @@ from fedmerit.report.text import (
     unit_values,
     worth,
 )
-from fedmerit.scoring.accumulate import join_up, number_of, totals_of
+from fedmerit.scoring.accumulate import join_up, number_of
 from fedmerit.scoring.doubts import balance
-from fedmerit.scoring.ground_truth import agreement
 from fedmerit.scoring.rewards import null_share
 from fedmerit.scoring.sampling import is_whole
 from fedmerit.scoring.scores import NORMALISED
@@ -558,28 +557,6 @@ def companions(facts: Facts) -> list[str]:
         elif not one.contradicts:
             sentences.append(words("trust.agrees", **agrees, sure=one.sure, confirms=one.confirms))
     return sentences
-
-
-def truth(facts: Facts) -> tuple[tuple[str, str, Mapping[str, float | None]], ...]:
-    """Return utility, kind of ground truth, and its rank correlation with each summed score."""
-    source, found = facts.source, []
-    rounds_of = {str(facts.utility): source.rounds, **source.companions}
-    for utility, truths in source.truth.items():
-        totals = totals_of(rounds_of[utility], missing=source.missing)
-        sums: dict[str, Mapping[str, float | None]] = {
-            score: total.as_dict() for score, total in totals.items()
-        }
-        if source.phi:
-            sums["PHI"] = dict(zip(source.clients, source.phi.get(utility, ()), strict=False))
-        for kind, truth in truths.items():
-            spearman: dict[str, float | None] = {}
-            for score, of_member in sums.items():
-                values = [of_member.get(name) for name in source.clients]
-                known = [value for value in values if value is not None]
-                complete = len(known) == len(truth) == len(values)
-                spearman[score] = agreement(known, truth).spearman if complete else None
-            found.append((utility, kind, spearman))
-    return tuple(found)
 
 
 # --------------------------------------------------------------------------------------- does it add up
