@@ -129,18 +129,6 @@ def test_contract_between_processes(tmp_path, scenario):
     pays(found.folder)
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_where_a_member_is_lost_says_whether_its_update_counts(stage):
-    """The rule itself, in so many words."""
-    one = expected(Scenario(lost=((2, 1, stage),)), 1)
-    late = stage in ("check", "unmask", "report")
-    three = ("client-0", "client-1", "client-3")
-    everybody = ("client-0", "client-1", "client-2", "client-3")
-    summed, silent = (everybody, ("client-2",)) if late else (three, ())
-    assert one == Expected(everybody, summed, (), (), silent, aborted=False)
-    assert expected(Scenario(lost=((1, 1, stage), (3, 1, stage))), 1).aborted is (stage != "report")
-
-
 def hold(scenario: Scenario, found: Ran) -> None:
     """Everything that holds of any run."""
     it_verifies(scenario, found)

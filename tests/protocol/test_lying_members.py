@@ -213,23 +213,6 @@ def test_where_the_server_cannot_evaluate_the_median_counts_and_a_liar_is_named(
 # ----------------------------------------------------------------------------------------- comings and goings
 
 
-def test_who_leaves_may_come_back(tmp_path):
-    """Gone in round 1 before it shares, there again in round 2."""
-    rounds = ran(Federation(tmp_path, lost=[("client-3", 1, "share")]))
-    assert "client-3" in {*rounds[0].scheduled} - {*rounds[0].included}
-    assert "client-3" in rounds[1].reports
-
-
-def test_too_few_abort_the_round_and_leave_the_model(tmp_path):
-    """Two of four gone: nothing is unmasked, the next round finds the same model."""
-    federation = Federation(tmp_path, lost=[("client-2", 1, "check"), ("client-3", 1, "check")])
-    rounds = ran(federation)
-    assert rounds[0].aborted
-    assert not rounds[0].included
-    assert not any((one.ask.exchange, one.ask.round) == ("unmask", 1) for one in federation.passed)
-    assert rounds[1].reports["client-0"].bound_to["m0"] == model_hash(federation.models[0])
-
-
 def test_training_that_fails_costs_the_member_its_round(federation):
     def train(name, number, m0):
         if name == LIAR:

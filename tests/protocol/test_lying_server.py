@@ -1,22 +1,30 @@
-"""What members do not believe, do not answer and do not repeat."""
+"""What members do not believe, do not answer and do not repeat, and whose word they take at all."""
 
+import secrets
 import shutil
 import stat
+import tracemalloc
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedmerit.config import from_dict, recorded_hash
-from fedmerit.errors import BindingError, MessageError, RefusedError
-from fedmerit.protocol.member import REFUSED
+from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError
+from fedmerit.identity import SERVER, Roster, load_key, public_key, read_roster
+from fedmerit.ledger.chain import Ledger
+from fedmerit.protocol.member import REFUSED, Participant
 from fedmerit.protocol.messages import EXCHANGES, Ask
 from fedmerit.protocol.settler import SETTLING
-from fedmerit.protocol.terms import cautious, check_roster
+from fedmerit.protocol.terms import FLOWER, cautious, check_roster, proposed
 from fedmerit.secagg.messages import to_broadcast
+from fedmerit.storage.member_state import MemberFiles
 from linear_federation import LIAR, Federation
 from raising import raises
 from refusals import refused
+from runs import first_body
 from states import names_in
 
 NAMES = tuple(f"client-{i}" for i in range(4))
@@ -304,3 +312,164 @@ def test_no_cosine_is_told_and_none_is_made_up(federation):
     said = (federation.folder / "scores.json").read_text()
     assert "cosine" not in said
     assert '"COS"' not in said
+
+
+# --------------------------------------------------------------- what anybody who made up a server can send
+
+
+SITE = "Site 1"
+
+
+class Server:
+    """Proposes the settings of a run that took place."""
+
+    def __init__(self, files):
+        self.key, self.run = load_key(files / "run" / "keys" / "server.pem"), secrets.token_hex(16)
+        self.roster = read_roster(files / "roster.toml")
+        with Ledger(files / "run" / "ledger.sqlite", read_only=True) as ledger:
+            self.pool, old = first_body(ledger, "pool"), first_body(ledger, "run")["terms"]
+        about = {key: old[key] for key in ("strategy", "optimiser", "evaluates")}
+        self.terms = proposed(old["config"], self.roster, engine=FLOWER, **about)
+
+    def ask(self, exchange, number, body):
+        return Ask(exchange, self.run, number, body).pack(self.key.sign)
+
+    def invitation(self, **other):
+        key = self.key.public_key().public_bytes_raw()
+        return self.ask("join", 0, {"terms": {**self.terms, **other}, "commitment": self.pool, "server": key})
+
+
+@pytest.fixture
+def files(tmp_path):
+    return Federation(tmp_path, [SITE, "Site 2", "Site 3", "Site 4"], rounds=3, files=True).run().home
+
+
+@pytest.fixture
+def server(files):
+    return Server(files)
+
+
+@pytest.fixture
+def member(files, server):
+    path = files / f"{SITE}.pem"
+    identity = load_key(path)
+    return Participant(SITE, identity, server.roster, partial(MemberFiles, path, identity), lambda *_: None)
+
+
+def test_an_invitation_with_a_key_of_thousands_of_parts_costs_little(files, server, member):
+    text = server.terms["config"] + "\n[data.options]\n" + "a." * 8000 + "a = 1"
+    invitation = server.invitation(config=text)
+    tracemalloc.start()
+    try:
+        with pytest.raises(MessageError, match=r"cannot be read: .* keys of at most 16 parts"):
+            member.answer(invitation, "here")
+        assert tracemalloc.get_traced_memory()[1] < 100 * len(invitation)
+    finally:
+        tracemalloc.stop()
+    assert not (files / f"{SITE}.pem.state" / server.run).exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[partition]\nscheme = "group"\nclients = 4\n[secure_aggregation]\nthreshold = 1000\n',
+        "[training]\nrounds = 0x" + "f" * 6000,
+        "[data]\noptions = {x = " + "[" * 900 + "]" * 900 + "}",
+        "schema = 2\n",
+    ],
+)
+def test_settings_that_cannot_be_read_are_refused_as_such(server, member, text):
+    with refused(MessageError, stage="join"):
+        member.answer(server.invitation(config=text, config_hash="0" * 64), "here")
+
+
+def test_after_the_last_head_a_member_only_signs_it_again(server, member):
+    member.answer(server.invitation(), "here")
+    names = list(server.roster.names)
+    assert member.answer(server.ask("advertise", 1, {"members": names}), "here")
+    last = server.ask("close", 1, {"head": "0" * 64})
+    signed = member.answer(last, "here")
+    for message in (server.ask("advertise", 2, {"members": names}), server.invitation()):
+        with pytest.raises(RefusedError):
+            member.answer(message, "here")
+    assert member.answer(last, "here") == signed
+
+
+@pytest.mark.parametrize("engine", ["embedded", "flower-simulation", "else"])
+def test_a_member_does_not_sign_that_a_run_is_a_rehearsal(server, member, engine):
+    """Whoever reads the ledger would be told that its signatures prove nothing."""
+    with refused(RefusedError, stage="join", logged=False):
+        member.answer(server.invitation(engine=engine), "here")
+
+
+@pytest.mark.parametrize("exchange", [one for one in EXCHANGES if one != "report"])
+def test_arrays_come_with_a_request_for_a_report_and_with_nothing_else(server, member, exchange):
+    """They are as large as a model, and are hashed before anybody knows who sent them."""
+    asked = Ask(exchange, server.run, 1, {}, {"x": np.zeros(9)}).pack(server.key.sign)
+    with refused(MessageError, stage=exchange):
+        member.answer(asked, "here")
+
+
+# ------------------------------------------- who may be the server: only the key on the members' own roster
+
+
+def outsider(federation):
+    """Somebody with a key of its own, who knows the roster and speaks first; returns its public key."""
+    federation.keys[SERVER] = Ed25519PrivateKey.generate()
+    return public_key(federation.keys[SERVER])
+
+
+@pytest.mark.parametrize("files", [False, True])
+def test_whoever_speaks_first_gets_nothing_without_the_key_on_the_roster(tmp_path, files):
+    """With a roster that named no server, it got the sum of all updates and everybody's signed report."""
+    federation = Federation(tmp_path, rounds=1, files=files)
+    named, own = federation.roster.server.hex(), outsider(federation).hex()
+    federation.run()
+    (only,) = federation.rounds
+    assert only.aborted
+    assert not only.reports
+    assert federation.updates == {}, "nobody trained for it"
+    for name in federation.names:
+        joining, *_ = federation.errors(name)
+        assert isinstance(joining, BindingError)
+        assert f"member {name}" in str(joining)
+        assert f"invited by a server with key ed25519:{own}" in str(joining)
+        assert f"its roster names ed25519:{named}" in str(joining)
+    assert not [one for one in federation.passed if one.answer]
+
+
+def test_an_outsider_that_comes_later_gets_nothing_either(tmp_path):
+    federation = Federation(tmp_path, rounds=2, files=True)
+    with federation.begun():
+        assert federation.round(1) is not None
+        before = len(federation.passed)
+        outsider(federation)
+        with federation.open("other") as other:
+            assert federation.round(1, by=other) is None
+        assert not [one for one in federation.passed[before:] if one.answer]
+
+
+def test_between_machines_a_roster_must_name_a_server(tmp_path):
+    nobody = Roster(Federation(tmp_path / "keys", rounds=1, ledger=False).roster.members)
+    federation = Federation(tmp_path, rounds=1, ledger=False, roster=nobody)
+    with federation.begun():
+        for name in federation.names:
+            (error,) = federation.errors(name)
+            assert isinstance(error, RefusedError)
+            assert "its roster names no server" in str(error)
+            assert "fedmerit keys roster --server" in str(error)
+
+
+def test_a_rehearsal_needs_no_key_of_a_server(tmp_path):
+    assert Federation(tmp_path, rounds=1, masks=False).run().rounds[0].reports
+
+
+def test_nobody_names_another_server_in_an_invitation_that_the_server_signed(tmp_path):
+    """The key in the invitation is what members compare later messages with."""
+    federation = Federation(tmp_path, rounds=1, ledger=False)
+    own = public_key(Ed25519PrivateKey.generate())
+    federation.telling("join", 0, lambda told: told.update(server=own))
+    with federation.begun():
+        (error,) = federation.errors("client-1")
+        assert isinstance(error, ProtocolError)
+        assert "not signed by the server" in str(error)
