@@ -10,17 +10,14 @@ import sys
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Message, MetricRecord, RecordDict
 from flwr.common.logger import ConsoleHandler
 from flwr.serverapp.strategy import FedAvg
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays_of
 
 import fedmerit.flower
 from federation_in import NODES, grid_of, rounds_in, run
 from fedmerit.flower import grid as grids
-from fedmerit.flower.codec import Relay, Shape, log_inside_flower
+from fedmerit.flower.codec import Relay, log_inside_flower
 from fedmerit.flower.folders import Notes
 from lies import LIAR, at
 from small import contributions, members, reply, start
@@ -308,29 +305,6 @@ def test_a_repeated_update_says_what_to_mix_into_the_seed(home, caplog):
         "Training gave the same update from the same model: mix the run's id and the round number into its "
         in (said(caplog))
     )
-
-
-@given(
-    st.lists(
-        arrays_of.arrays(
-            np.float32,
-            arrays_of.array_shapes(max_dims=2, min_side=0, max_side=3),
-            elements=st.floats(width=32),
-        ),
-        min_size=1,
-        max_size=4,
-    )
-)
-def test_the_largest_number_of_every_array_is_found_under_its_name(given_arrays):
-    """Integers between them shift nothing."""
-    named = {}
-    for index, array in enumerate(given_arrays):
-        named[f"a{index}"], named[f"counter{index}"] = array, np.array(7)
-    shape = Shape.of(ArrayRecord({name: Array(array) for name, array in named.items()}))
-    expected = {f"a{i}": float(np.abs(a).max()) if a.size else 0.0 for i, a in enumerate(given_arrays)}
-    found = shape.largest(shape.vector)
-    assert list(found) == list(expected)
-    assert np.array_equal([*found.values()], [*expected.values()], equal_nan=True)
 
 
 @pytest.mark.parametrize(("bound", "hidden"), [(4.0, False), (1e8, True)])

@@ -15,7 +15,6 @@ from fedmerit.protocol.member import REFUSED
 from fedmerit.protocol.messages import Parcel
 from lies import LIAR, at, checked, exchange_of
 from refusals import refused
-from small import contributions
 
 
 def test_what_leaves_a_member_is_masked_and_little(home):
@@ -50,27 +49,6 @@ def test_a_steady_round_takes_five_exchanges_and_four_evaluations(home):
     for node in NODES.values():  # who is there from the start is invited once
         asked = [exchange_of(message).exchange for to, message, _ in grid.seen if to == node]
         assert asked.count("join") == 1
-
-
-def test_members_own_metrics_only_where_listed(home):
-    app = fedmerit.flower.secure(client.app.inner, value=task.value, seed=0, metrics=["num-examples"])
-    grid = grid_of(home, dict.fromkeys(NODES, app))
-    from flwr.serverapp.strategy import FedAvg
-
-    seen = []
-
-    class Looks(FedAvg):
-        def aggregate_train(self, server_round, replies):
-            seen.extend(replies := list(replies))
-            return super().aggregate_train(server_round, replies)
-
-    strategy = contributions(
-        home, Looks(fraction_evaluate=0.0, weighted_by_key="weight"),
-        test=task.federation().pool, value=task.value, utilities=task.UTILITIES,
-    )  # fmt: skip
-    strategy.start(grid=grid, initial_arrays=ArrayRecord(task.first_model()), num_rounds=1)
-    assert len(seen) == 1  # one reply, whoever averages
-    assert dict(seen[0].content["metrics"]) == {"weight": 1, "num-examples": 55.0}
 
 
 def test_an_evaluation_tells_listed_metrics_and_no_sample_count(home):
