@@ -179,14 +179,14 @@ def test_a_page_with_everybodys_numbers_is_not_for_everybody_where_only_the_coor
 def test_a_score_file_that_was_deleted_was_not_there_and_not_older(fedmerit, folder):
     whole = {name: (folder / name).read_bytes() for name in ("scores.json", "scores.csv")}
     (folder / "scores.json").unlink()
-    assert "wrote scores.json again, which was missing\n" in fedmerit("page", folder)[1]
+    assert "wrote scores.json again, from the ledger\n" in fedmerit("page", folder)[1]
     for name in whole:
         (folder / name).unlink()
-    assert "wrote scores.json and scores.csv again, which were missing\n" in fedmerit("page", folder)[1]
+    assert "wrote scores.json and scores.csv again, from the ledger\n" in fedmerit("page", folder)[1]
     (folder / "scores.json").unlink()
     lines = whole["scores.csv"].splitlines(keepends=True)
     (folder / "scores.csv").write_bytes(b"".join(line for line in lines if not line.startswith(b"2,")))
-    said = "wrote scores.json and scores.csv again, which were missing or 1 round older than the ledger\n"
+    said = "wrote scores.json and scores.csv again, from the ledger\n"
     assert said in fedmerit("page", folder)[1]
     assert whole == {name: (folder / name).read_bytes() for name in whole}
 

@@ -275,7 +275,7 @@ def test_killed_before_a_score_file_the_folder_is_scored_paid_and_repaired(tmp_p
     assert "start a new run in a new folder from its last model" in str(resumed)
     paid = call("rewards", folder, "--budget", "10", "--rule", "equal")
     assert paid.exit_code == 0
-    assert "again, which" in paid.output
+    assert "again, from the ledger" in paid.output
     assert not [line for line in verify_folder(folder) if line.startswith("files: ")]
     assert "this pays for 2 of 3 rounds" in paid.output
 

@@ -75,7 +75,7 @@ def test_older_files_are_told_and_written_anew_as_the_engine_would_have(older, w
     assert "or `fedmerit rewards` writes what is missing, from the ledger" in about
     done = call("rewards", folder, "--budget", "10", "--rule", "equal")
     assert done.exit_code == 0
-    assert f"wrote {' and '.join(names)} again, which" in done.output
+    assert f"wrote {' and '.join(names)} again, from the ledger" in done.output
     for name in BOTH:
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
     assert not [line for line in verify_folder(folder) if line.startswith("files: ")]
@@ -93,7 +93,7 @@ def test_scores_and_page_of_older_files_have_all_rounds(older, whole):
     assert "scores.json is 2 rounds older than the ledger" in text
     assert (folder / "scores.json").read_bytes() != (whole / "scores.json").read_bytes()
     done = call("page", folder)
-    assert "wrote scores.json and scores.csv again, which were 2 rounds older than the " in done.output
+    assert "wrote scores.json and scores.csv again, from the ledger" in done.output
     assert (folder / "scores.json").read_bytes() == (whole / "scores.json").read_bytes()
     assert "older than the ledger" not in next(folder.glob("page*.html")).read_text()
 

@@ -114,7 +114,7 @@ class Account(Settled):
             grand=entry.grand,
             silent=tuple(name for name in entry.participants if name in self.missing),
             clients=clients,
-            scores=_of_clients(self.round_scores(entry), clients) if clients else None,
+            scores=self.round_scores(entry, clients) if clients else None,
         )
 
     @property
@@ -127,12 +127,8 @@ class Account(Settled):
         """What the updates of missing members are worth together: nobody has claimed it."""
         if not self.missing:
             return 0.0
-        rests = (
-            entry.product - sum(value or 0 for value in entry.counted)
-            for entry in self.rounds
-            if None in entry.counted
-        )
-        return sum(rests) * self.scale
+        open_ = (entry for entry in self.rounds if None in entry.counted)
+        return sum(entry.product - sum(value or 0 for value in entry.counted) for entry in open_) * self.scale
 
     @property
     def unexplained(self) -> tuple[SettledRound, ...]:
@@ -167,7 +163,8 @@ class Account(Settled):
             if rounds < count
         ]
         own = self.totals(self.scored)
-        found = replace(
+        by_round = [entry.scores.as_dict() for entry in self.rounds if entry.scores is not None]
+        summed = replace(
             own,
             values=own.values * factor,
             raw=own.values * factor,
@@ -176,11 +173,11 @@ class Account(Settled):
             rounds=count,
             coverage=seen / count,
             gain=self.gain,
-            training=training_of([one.scores.as_dict() for one in self.rounds if one.scores is not None]),
+            training=training_of(by_round),
             notes=(*notes, *self._notes()),
         )
-        covariance = found.covariance
-        return found if covariance is None else replace(found, stderr=np.sqrt(np.diag(covariance)))
+        covariance = summed.covariance
+        return summed if covariance is None else replace(summed, stderr=np.sqrt(np.diag(covariance)))
 
     def _notes(self) -> Iterator[Note]:
         for name in self.missing:
@@ -251,18 +248,6 @@ def _text(value: int | None) -> str | None:
     return None if value is None else str(value)
 
 
-def _of_clients(scores: Scores, clients: tuple[str, ...]) -> Scores:
-    at = [scores.clients.index(name) for name in clients]
-    return replace(
-        scores,
-        clients=clients,
-        values=scores.values[at],
-        raw=scores.raw[at],
-        stderr=None if scores.stderr is None else scores.stderr[at],
-        blocks=None if scores.blocks is None else scores.blocks[:, at],
-    )
-
-
 # ------------------------------------------------------------------------------------------ from a ledger
 
 KINDS = {
@@ -287,8 +272,7 @@ class SettlementFold:
     begun: bool = False
     last_signed: set[str] = field(default_factory=set)  # who signed that the run ended early
     manifest: Manifest | None = None  # the directions; None if none were made
-    agreed: dict[str, tuple[int, ...]] = field(default_factory=dict)  # who signed, and which it calls wrong
-    released: dict[str, tuple[int, ...]] = field(default_factory=dict)  # rounds without an entry, likewise
+    agreed: dict[str, kinds.AgreedTo] = field(default_factory=dict)  # by who signed it
     statements: dict[str, Statement] = field(default_factory=dict)
     withheld: tuple[str, ...] = ()  # in a copy: who stated what its reader may not see
     verdicts: dict[tuple[int, int | None], Proof] = field(default_factory=dict)
@@ -336,36 +320,35 @@ class SettlementFold:
             raise LedgerError("its manifest does not match its digest")
         if manifest.run != self.rounds.first.run:
             raise LedgerError("its manifest is of another run")
-        count, planned = len(self.rounds.closed), self.rounds.config.training.rounds
+        config, count = self.rounds.config, len(self.rounds.closed)
+        planned, paid, signed = config.training.rounds, config.scoring.utilities[0], len(self.last_signed)
         if self.rounds.open is not None:
             raise LedgerError(f"opens the pool while round {self.rounds.open.number} is open")
-        if count < planned and len(self.last_signed) < self.rounds.config.threshold:
+        if count < planned and signed < config.threshold:
             raise LedgerError(
-                f"opens the pool after {count} of {planned} rounds: {len(self.last_signed)} members signed "
-                f"that this was the last, {self.rounds.config.threshold} must"
+                f"opens the pool after {count} of {planned} rounds: {signed} members signed that this was "
+                f"the last, {config.threshold} must"
             )
-        if manifest.utility != self.rounds.config.scoring.utilities[0]:
-            raise LedgerError(
-                f"settles {manifest.utility}, expected {self.rounds.config.scoring.utilities[0]}"
-            )
+        if manifest.utility != paid:
+            raise LedgerError(f"settles {manifest.utility}, expected {paid}")
         summed = [closed for closed in self.rounds.closed if not closed.aborted]
         if [closed.number for closed in summed] != [entry.round for entry in manifest.rounds]:
             raise LedgerError("its rounds are not those with a sum")
         for closed, entry in zip(summed, manifest.rounds, strict=True):
-            outcome = self.rounds.outcomes[closed.number]
-            stated = (entry.m0, entry.m, entry.x, exact(entry.weight), entry.participants)
-            if stated != (outcome.m0, outcome.m, outcome.x, outcome.weight, closed.included):
+            stated = {"m0": entry.m0, "m": entry.m, "x": entry.x, "weight": exact(entry.weight)}
+            outcome = closed.outcome or {}
+            if {**outcome, **stated} != outcome or entry.participants != closed.included:
                 raise LedgerError(f"its round {entry.round} is not the one that was summed")
         self.manifest, self.why = manifest, ""
 
     @property
     def _agreeing(self) -> int:
-        return sum(not wrong for wrong in self.agreed.values())
+        return sum(not body.wrong for body in self.agreed.values())
 
     def _agreed(self, record: Record, body: kinds.AgreedTo) -> None:
         if record.author in self.agreed or record.author in self.statements:
             raise LedgerError("its author agreed or stated before")
-        self.agreed[record.author], self.released[record.author] = body.wrong, body.released
+        self.agreed[record.author] = body
 
     def _statement(self, record: Record, body: kinds.StatementBody | None) -> None:
         assert self.manifest is not None
@@ -522,10 +505,10 @@ class SettlementFold:
 
     def lines(self, *, judged: bool) -> Iterator[Note]:
         """Yield what `verify` says; unless verdicts are ``judged`` anew, also how that is done."""
-        doubts = {"settlement-disagreed": self.agreed, "settlement-released": self.released}
-        for code, by_member in doubts.items():
-            for number in sorted({number for numbers in by_member.values() for number in numbers}):
-                clients = tuple(name for name, numbers in by_member.items() if number in numbers)
+        for code, doubt in (("settlement-disagreed", "wrong"), ("settlement-released", "released")):
+            doubted = {name: getattr(body, doubt) for name, body in self.agreed.items()}
+            for number in sorted({number for numbers in doubted.values() for number in numbers}):
+                clients = tuple(name for name, numbers in doubted.items() if number in numbers)
                 yield Note(code, round=number, clients=clients)
         if (account := self.account) is None:
             yield Note("settlement-none", why=words(f"unsettled.{self.why or 'unfinished'}"))

@@ -181,6 +181,10 @@ class Closed(Body, frozen=True):
     phi: Mapping[str, PhiBody] | UnsetType = UNSET
 
 
+class Analysed(msgspec.Struct, frozen=True):  # and what was found
+    round: int
+
+
 class Stated(Body, frozen=True):
     round: int
     cumulative_alpha: Mapping[str, Mapping[str, str]]
@@ -354,10 +358,6 @@ class Approved(Body, frozen=True):
     record: Count
 
 
-class AnyBody(msgspec.Struct, frozen=True):
-    round: int
-
-
 # --------------------------------------------------------------------------------------------- all kinds
 
 MEMBER = "a member"
@@ -382,7 +382,7 @@ KINDS: Mapping[str, Kind] = {
     "blame": Kind(SERVER, Blamed),  # who broke the protocol, with the evidence
     "outcome": Kind(SERVER, OutcomeBody),  # the sum, and the test slice that is revealed after it
     "report": Kind(MEMBER, Reported, withheld=True),
-    "analysis": Kind(SERVER, AnyBody),  # of plain updates in a rehearsal: its round, and what it found
+    "analysis": Kind(SERVER, Analysed),  # of plain updates in a rehearsal
     "round": Kind(SERVER, Closed),  # closes one
     "scores": Kind(SERVER, Stated, shown="all"),  # what all members read after a round
     "totals": Kind(SERVER, Totals, shown="coordinator"),  # likewise, if only the coordinator sees the rest

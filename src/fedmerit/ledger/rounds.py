@@ -270,8 +270,6 @@ class Rounds:
     closed: list[Round] = field(default_factory=list)
     open: Round | None = None
     head: str = ""  # of the ledger before the round that is open
-    outcomes: dict[int, kinds.OutcomeBody] = field(default_factory=dict)  # by round
-    inputs: dict[int, Mapping[str, str]] = field(default_factory=dict)  # hashes of masked inputs, by round
     settling: bool = False  # whether a settlement has begun, after which there is no round
     _outcome: Record | None = None  # of the round that is open
     _analysed: int = 0  # the last round with an analysis
@@ -310,7 +308,7 @@ class Rounds:
             if name in self._blamed:
                 raise LedgerError(f"schedules {name}, who was blamed in round {self._blamed[name][0]}")
         self._weights = self._public_weights(body.weights, body.members)
-        self.open, self.head, self._outcome = Round(at, body.members), last, None
+        self.open, self.head = Round(at, body.members), last
 
     def _public_weights(
         self, recorded: Mapping[str, str] | None, scheduled: Sequence[str]
@@ -338,21 +336,21 @@ class Rounds:
     def masked(self, record: Record, body: kinds.MaskedInputs) -> None:
         """Take the hashes of the masked inputs of a round."""
         round_ = self._in_round(body.round)
-        if round_.number in self.inputs:
+        if round_.inputs is not None:
             raise LedgerError("outside its round, or the second of its round")
         if unknown := sorted({*body.inputs} - {*round_.scheduled}):
             raise LedgerError(f"has a masked input of {unknown[0]!r:.60}, who was not scheduled")
         if body.inputs and not self.first.keys:
             raise LedgerError("has masked inputs in a run without masks")
-        self.inputs[round_.number] = body.inputs
+        round_.inputs = body.inputs
 
     def blame(self, record: Record, body: kinds.Blamed) -> None:
         """Judge the evidence anew; raise LedgerError unless it proves just what the record states."""
         from fedmerit.secagg.masks import judge
 
         round_ = self._in_round(body.round)
-        inputs = self.inputs.get(round_.number)
-        if inputs is None or self._outcome is not None:
+        inputs = round_.inputs
+        if inputs is None or round_.outcome is not None:
             raise LedgerError("outside its round, or not between masked inputs and outcome")
         if not self.first.keys:
             raise LedgerError("blames a member in a run without masks")
@@ -378,7 +376,7 @@ class Rounds:
     def outcome(self, record: Record, body: kinds.OutcomeBody) -> None:
         """Take the sum of a round; its total weight is checked once it is known who is in the sum."""
         round_ = self._in_round(body.round)
-        if self._outcome is not None:
+        if round_.outcome is not None:
             raise LedgerError("outside its round, or the second of its round")
         if self._before not in (None, body.m0):
             raise LedgerError("does not start from the last recorded model")
@@ -389,7 +387,8 @@ class Rounds:
             raise LedgerError("names a test slice where nothing is reported, or none where members report")
         if isinstance(body.slice, str):
             self._slice(body.slice)
-        self._outcome, self.outcomes[round_.number] = record, body
+        self._outcome = record
+        round_.outcome = {key: value for key, value in record.body.items() if key != "round"}
 
     def _slice(self, slice_: str) -> None:
         reveal = self.config.data.test_reveal
@@ -420,13 +419,11 @@ class Rounds:
             return
         round_ = self._in_round(body.round)
         report = Report.from_body(record.author, record.body, run=self.first.run)
-        outcome = self._outcome
-        due = outcome and {key: value for key, value in outcome.body.items() if key != "round"}
-        if report.bound_to != due:
+        if report.bound_to != round_.outcome:
             raise LedgerError("not computed on the outcome of its round")
         round_.reports[record.author] = report
 
-    def analysis(self, record: Record, body: kinds.AnyBody) -> None:
+    def analysis(self, record: Record, body: kinds.Analysed) -> None:
         if not self.config.analysis:
             raise LedgerError("the run analysed no plain updates")
         if body.round != len(self.closed) + 1:
@@ -448,9 +445,9 @@ class Rounds:
         if (body.members_checkpoint is not UNSET) != self._rehearsal:
             raise LedgerError("a checkpoint of the members: expected in a rehearsal, and only there")
         check_server(round_, max(1, least_shown(self.pool)))
-        if self._outcome is not None:  # only now it is known who is in the sum
+        if round_.outcome is not None and self._outcome is not None:  # only now it is known who is in the sum
             with reading(self._outcome):
-                self._check_weight(number(self.outcomes[round_.number].weight), round_.included)
+                self._check_weight(number(round_.outcome["weight"]), round_.included)
         self.closed.append(round_)
         self.open, self._stated = None, []
         for alpha in self.sums.values():
@@ -459,10 +456,10 @@ class Rounds:
             self._heard |= {*round_.heard}
 
     def _check_members(self, round_: Round, body: kinds.Closed) -> None:
-        summed, inputs = not body.aborted, self.inputs.get(round_.number)
-        if (self._outcome is None) != bool(body.aborted) or (body.aborted and body.included):
+        outcome, inputs = round_.outcome, round_.inputs
+        if (outcome is None) != bool(body.aborted) or (body.aborted and body.included):
             raise LedgerError("aborted with an outcome or members in the sum, or neither aborted nor summed")
-        if summed and self.outcomes[round_.number].included != included_hash(body.included):
+        if outcome and outcome["included"] != included_hash(body.included):
             raise LedgerError("the members it includes are not those that its members were told")
         _check_named(body.included, round_.scheduled, "includes")
         heard = {*round_.heard}
@@ -472,19 +469,19 @@ class Rounds:
         if inputs is None or (self.first.keys and set(body.included) - set(inputs)):
             raise LedgerError("includes a member whose masked input is not recorded")
         least = max(LEAST_IN_SUM, self.config.threshold)
-        if summed and len(body.included) < least:
+        if outcome and len(body.included) < least:
             raise LedgerError(f"sums {len(body.included)} members, but at least {least} are needed")
-        if summed and (round_.number, "secret") in self._blamed.values():
+        if outcome and (round_.number, "secret") in self._blamed.values():
             raise LedgerError("has a sum although a member shared something other than it committed to")
         if len({*body.declined} & {*round_.scheduled} - heard) != len(body.declined):
             raise LedgerError("was declined by members who reported, were not scheduled or are listed twice")
 
     def _check_models(self, round_: Round, body: kinds.Closed) -> None:
-        outcome = self.outcomes.get(round_.number)
+        outcome = round_.outcome
         if outcome is None:
             if self._before not in (None, body.m):
                 raise LedgerError("aborted, but its model is not the last recorded one")
-        elif (body.m, body.slice) != (outcome.m, outcome.slice or None):
+        elif (body.m, body.slice) != (outcome["m"], outcome.get("slice")):
             raise LedgerError("its model or test slice is not the one in the outcome of its round")
         analysed = self._analysed == round_.number
         if self.config.values_coalitions(round_.number) and analysed != (outcome is not None):
@@ -501,26 +498,26 @@ class Rounds:
                 raise LedgerError(f"the report of {name} is about other utilities")
         for utility in body.utilities:
             round_.to_reports(utility)  # raises here if the reports cannot be scored
-        self._check_utilities(body, bool(round_.heard))
+        self._check_utilities(round_, body)
         self._check_errors(round_)
         if body.phi is not UNSET:
             self._check_phi(body)
 
-    def _check_utilities(self, body: kinds.Closed, heard: bool) -> None:
+    def _check_utilities(self, round_: Round, body: kinds.Closed) -> None:
         scoring, utilities = self.config.scoring, body.utilities
         if (body.aborted or not self.config.reports) and (utilities or body.slice is not None):
             raise LedgerError("states utilities or a test slice: it was aborted, or nothing is reported")
         if not self.config.reports:
             return
-        if set(utilities) != set(scoring.utilities) and (utilities or heard):
+        if set(utilities) != set(scoring.utilities) and (utilities or round_.heard):
             expected = ", ".join(scoring.utilities)
             raise LedgerError(f"expected the utilities {expected}, got {', '.join(utilities)[:100]}")
         keys = {"empty", "grand", "first"} if scoring.solo and self._rehearsal else {"empty", "grand"}
         for name, values in utilities.items():
             if set(values) != keys or not _finite(values.values()):
                 raise LedgerError(f"expected finite numbers {', '.join(sorted(keys))} of {name}")
-            if "first" in keys:
-                unmoved = self.outcomes[body.round].m0 == self.first.m0
+            if "first" in keys and round_.outcome:
+                unmoved = round_.outcome["m0"] == self.first.m0
                 first = values["empty"] if unmoved else values["first"]
                 if values["first"] != self._solo.setdefault((self._slices[-1], name), first):
                     raise LedgerError(

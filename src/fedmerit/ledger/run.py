@@ -69,8 +69,6 @@ class Run:
     own: tuple[OwnPart, ...] = ()  # in a member's copy, what it can compute of its part in them
     heads: Mapping[str, HeadPlace] = field(default_factory=dict)  # the last one that each member signed
     places: Mapping[str, HeadPlace] = field(default_factory=dict)  # of every head there was
-    inputs: Mapping[int, Mapping[str, str]] = field(default_factory=dict)  # masked ones' hashes, by round
-    outcomes: Mapping[int, kinds.OutcomeBody] = field(default_factory=dict)  # by round
     end: Record | None = None  # the record that ends the run
     seen: frozenset[str] = frozenset()  # who signed the head after it
 
@@ -105,9 +103,9 @@ class Run:
         return self.records[-1].digest.hex()
 
     @property
-    def begun(self) -> int:
-        """How many rounds were begun."""
-        return len(self.rounds) + (self.open is not None)
+    def begun(self) -> tuple[Round, ...]:
+        """All rounds that were begun."""
+        return (*self.rounds, *(self.open or ())[:1])
 
     @property
     def account(self) -> Account | None:
@@ -298,8 +296,6 @@ class _Fold:
             own=tuple(self.decisions.own),
             heads=self.heads,
             places=self.places,
-            inputs=rounds.inputs,
-            outcomes=rounds.outcomes,
             end=self.end,
             seen=frozenset(self.seen),
         )
@@ -308,7 +304,7 @@ class _Fold:
 def _cut(rounds: Rounds) -> Round:
     """Return the round that is open; whoever has a masked input on record counts as included."""
     assert rounds.open is not None
-    inputs = rounds.inputs.get(rounds.open.number, {})
+    inputs = rounds.open.inputs or {}
     return replace(rounds.open, included=tuple(name for name in rounds.open.scheduled if name in inputs))
 
 
@@ -471,7 +467,7 @@ class _HeadLog:
     def _masked(self, number: int, text: str) -> None:
         """Raise if the ledger has other masked words of this member; it has none if the answer was lost."""
         member, digest = _name_and_digest(text)
-        if (stated := self.run.inputs.get(number, {}).get(member, digest)) != digest:
+        if (stated := self._inputs(number).get(member, digest)) != digest:
             raise LedgerError(
                 f"{member} did not send the masked words that the ledger states for round {number}: it sent "
                 f"{digest:.64}, the ledger states {stated:.64}"
@@ -483,7 +479,7 @@ class _HeadLog:
         blamed = {blame.body["member"] for blame in self.run.of("blame") if blame.body["round"] == number}
         if self._is_open(number) or dealer in blamed:
             return
-        if member in self.run.inputs.get(number, {}):
+        if member in self._inputs(number):
             raise LedgerError(
                 f"{member} complained in round {number} that {dealer} dealt it a bad share; the ledger has "
                 "the masked input that this came with, and does not blame anybody for it"
@@ -546,6 +542,9 @@ class _HeadLog:
             "report": {one.commitment.hex(): one.author for one in self.run.of("report")},
         }
 
+    def _inputs(self, number: int) -> Mapping[str, str]:
+        return next((begun.inputs for begun in self.run.begun if begun.number == number), None) or {}
+
     def _is_open(self, number: int) -> bool:
         return self.run.open is not None and self.run.open[0].number == number
 
@@ -555,7 +554,7 @@ class _HeadLog:
         return "aborted" if self.run.rounds[number - 1].aborted else "summed"
 
     def _check_begun(self, number: int) -> None:
-        if not 1 <= number <= self.run.begun:
+        if not 1 <= number <= len(self.run.begun):
             raise LedgerError(
                 f"this member trained in round {number}, which is not in the ledger: it was left out or cut "
                 "off, or this is the file of another run"
@@ -564,10 +563,11 @@ class _HeadLog:
     def _m0(self, number: int) -> str | None:
         """Return the M0 that the ledger states for a round; None in an open round, if the server moves it."""
         self._check_begun(number)
-        if number in self.run.outcomes:
-            return self.run.outcomes[number].m0
+        begun = self.run.begun[number - 1]
+        if begun.outcome:
+            return begun.outcome["m0"]
         if not self._is_open(number):
-            return str(self.run.rounds[number - 1].body["m"])
+            return str(begun.body["m"])
         if number == 1:
             return self.run.first.m0
         return None if self.run.first.moves else str(self.run.rounds[number - 2].body["m"])

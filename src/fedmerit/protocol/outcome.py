@@ -310,6 +310,8 @@ class Round:
     silent: tuple[str, ...] = ()
     aborted: str = ""
     body: Mapping[str, Any] = field(default_factory=dict)  # of the closing record
+    inputs: Mapping[str, str] | None = None  # in a ledger: hashes of its masked inputs
+    outcome: Mapping[str, str] | None = None  # in a ledger: what its reports are bound to
     reports: dict[str, Report] = field(default_factory=dict)
     withheld: tuple[str, ...] = ()  # in a copy: members whose reports its reader may not see
     _cached: dict[tuple[str, str], Any] = field(default_factory=dict, init=False, repr=False)

@@ -476,10 +476,11 @@ class Settled:
         """Return who has no integer of its own in a round: what the others leave is theirs."""
         return tuple(name for name in entry.participants if self.value(entry, name) is None)
 
-    def round_scores(self, entry: Entry) -> Scores:
-        """Return everybody's score in a round."""
-        own = [self.counted(entry, name) for name in entry.participants]
-        return self._scores(entry.participants, own, self._counting[entry.round])
+    def round_scores(self, entry: Entry, clients: Sequence[str] | None = None) -> Scores:
+        """Return the score of everybody in a round, or of these members in it."""
+        names = entry.participants if clients is None else clients
+        columns = self._counting[entry.round][[entry.participants.index(name) for name in names]]
+        return self._scores(names, [self.counted(entry, name) for name in names], columns)
 
     @cached_property
     def _counting(self) -> dict[int, npt.NDArray[np.float64]]:

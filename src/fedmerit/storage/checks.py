@@ -10,8 +10,8 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def check_scores(path: Path, files: ScoreFiles, run: Run) -> dict[str, int]:
     Raises:
         CopyDiffers: a file says something else, or cannot be read.
     """
-    rounds, config = run.rounds, run.config
+    rounds, config, late = run.rounds, run.config, dict[str, int]()
     accounts: tuple[Account | None, ...] = (None, *run.accounts)
 
     @cache
@@ -89,54 +89,44 @@ def check_scores(path: Path, files: ScoreFiles, run: Run) -> dict[str, int]:
         except (FedmeritError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise LedgerError(f"the reports in the ledger give no scores: {error!s:.200}") from error
 
-    def options(name: str, held: int) -> list[bytes]:
-        """Return what a file of so many rounds may say: the newest first."""
-        settled = range(len(accounts) if held == len(rounds) else 1)
-        return [expected(held, account)[name] for account in reversed(settled)]
-
-    late, held = {}, 0
-    if (text := files["scores.json"]) is not None:
-        with _copy(path, "scores.json", config):
-            content = _json(path / "scores.json", text)
-        listed = content.get("rounds")
-        held = min(len(listed), len(rounds)) if isinstance(listed, list) else len(rounds)
-        right = (_json(path, option) for option in options("scores.json", held))
-        with _copy(path, "scores.json", config):
-            if _first_alike(content, right, "scores.json"):
-                late["scores.json"] = 0
-    if held < len(rounds):
-        late["scores.json"] = len(rounds) - held
-    held = 0
-    if (text := files["scores.csv"]) is not None:
-        with _copy(path, "scores.csv", config):
-            table = _table(path / "scores.csv", text)
-        held = len(rounds) if run.accounts else _last_round(table, len(rounds))
-        tables = [_rows(data.decode()) for data in options("scores.csv", held)]
-        if table.get("1") not in [
-            option["1"] for option in tables
-        ]:  # columns of more rounds than it has: it was cut
-            tables = [_rows(expected(len(rounds), 0)["scores.csv"].decode())]
-        with _copy(path, "scores.csv", config):
-            if _first_alike(table, tables, "scores.csv line") and tables[-1] != tables[0]:
-                late["scores.csv"] = 0
-    lines = any(closed.reports if config.reports else closed.included for closed in rounds[held:])
-    if lines or (files["scores.csv"] is None and rounds):  # others have no line
-        late["scores.csv"] = len(rounds) - held
+    for name, data in files.items():
+        held, parsed = 0, _json if name == "scores.json" else _table
+        if data is not None:
+            with _copy(path, name, config):
+                content = parsed(path / name, data)
+                held = _rounds_in(content, run)
+            settled = reversed(range(len(accounts) if held == len(rounds) else 1))
+            right = [parsed(path, expected(held, account)[name]) for account in settled]
+            if content.get("1") not in [option.get("1") for option in right]:  # it has columns of more rounds
+                right = [parsed(path, expected(len(rounds), 0)[name])]
+            with _copy(path, name, config):
+                if _first_alike(content, right, name if name == "scores.json" else f"{name} line"):
+                    late[name] = 0
+        lines = any(closed.reports if config.reports else closed.included for closed in rounds[held:])
+        if held < len(rounds) and (name == "scores.json" or lines or data is None):
+            late[name] = len(rounds) - held  # the other rounds have no lines
     return late
 
 
-def _first_alike(content: Any, options: Iterable[Any], where: str) -> int:
+def _rounds_in(content: Mapping[str, Any], run: Run) -> int:
+    """Return how many rounds a score file has; as many as the ledger has if it does not say."""
+    listed, known = content.get("rounds"), len(run.rounds)
+    if isinstance(listed, list):
+        return min(len(listed), known)
+    if "1" not in content or run.accounts:
+        return known
+    last = content[str(len(content))].get("round") if len(content) > 1 else 0.0
+    return int(last) if isinstance(last, float) and last in range(known + 1) else known
+
+
+def _first_alike(content: Any, options: Sequence[Any], where: str) -> int:
     """Return the place of the first option that equals a file; raise as the first one differs."""
-    wrong: LedgerError | None = None
     for place, option in enumerate(options):
-        try:
+        with suppress(LedgerError):
             compare(content, option, where)
-        except LedgerError as error:
-            wrong = wrong or error
-        else:
             return place
-    assert wrong is not None
-    raise wrong
+    compare(content, options[0], where)
+    raise AssertionError("it was not equal before")
 
 
 @contextmanager
@@ -209,14 +199,7 @@ def renew(path: Path, run: Run) -> str:
             write_scores(folder, scores_document(run.rounds, run.config, run.account))
     except CopyDiffers as error:
         raise StoreError(str(error)) from error
-    names, were = " and ".join(late), "was" if len(late) == 1 else "were"
-    older = [count for name, count in late.items() if files[name] is not None]
-    if not older:
-        return f"wrote {names} again, which {were} missing"
-    behind = f"{max(older)} round{'' if max(older) == 1 else 's'} older than the ledger"
-    if not max(older):
-        behind = "older than the settlement in the ledger"
-    return f"wrote {names} again, which {were} {'' if len(older) == len(late) else 'missing or '}{behind}"
+    return f"wrote {' and '.join(late)} again, from the ledger"
 
 
 def _json(path: Path, text: bytes) -> dict[str, Any]:
@@ -235,27 +218,15 @@ def _json(path: Path, text: bytes) -> dict[str, Any]:
 
 
 def _table(path: Path, text: bytes) -> dict[str, dict[str, Any]]:
+    """Return the cells of a CSV file by number of the line and name of the column."""
     try:
-        return _rows(text.decode("utf-8"))
+        lines = list(csv.reader(io.StringIO(text.decode("utf-8"), newline=""), strict=True))
     except (ValueError, csv.Error) as error:
         raise LedgerError(f"{path}: cannot be read: {error}") from error
-
-
-def _last_round(table: Mapping[str, Mapping[str, Any]], rounds: int) -> int:
-    """Return the round of the last line, or ``rounds`` if it names no round of the ledger."""
-    if len(table) < 2:
-        return 0
-    last = table[str(len(table))].get("round")
-    return int(last) if isinstance(last, float) and last in range(1, rounds + 1) else rounds
-
-
-def _rows(text: str) -> dict[str, dict[str, Any]]:
-    lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
-    head = dict(enumerate(lines[0])) if lines else {}
+    head, longest = lines[0] if lines else [], max(map(len, lines), default=0)
+    names = [*head, *(f"column {k + 1}" for k in range(len(head), longest))]
     return {
-        str(number): {
-            (name := head.get(k, f"column {k + 1}")): _cell(name, cell) for k, cell in enumerate(line)
-        }
+        str(number): {name: _cell(name, cell) for name, cell in zip(names, line, strict=False)}
         for number, line in enumerate(lines, start=1)
     }
 
@@ -313,9 +284,9 @@ def _archived(archive: FolderArchive, run: Run) -> Iterator[tuple[Summed, Any]]:
     """
     manifest = run.settlement.manifest if run.settlement else None
     for summed in summed_rounds(archive, run.rounds, run.config):
-        number, stated, direction = summed.round, run.outcomes[summed.round], None
+        number, stated, direction = summed.round, run.rounds[summed.round - 1].outcome or {}, None
         hashes = {"m0": model_hash(summed.m0), "m": model_hash(summed.m), "x": sum_hash(summed.words)}
-        odd = [key for key, value in hashes.items() if getattr(stated, key) != value]
+        odd = [key for key, value in hashes.items() if stated.get(key) != value]
         if manifest is not None:
             direction = archive.load("direction", number)["g"]
             odd += ["direction"] if direction_hash(direction) != manifest.entry(number).g else []
@@ -336,7 +307,7 @@ def check_sums(archive: FolderArchive, run: Run) -> None:
 
 def _sent(run: Run, number: int, members: Sequence[str]) -> dict[str, str]:
     """Return the hashes of the words that members sent in a round, as recorded before any unmasking."""
-    inputs = run.inputs.get(number, {})
+    inputs = run.rounds[number - 1].inputs or {}
     return {name: inputs.get(name, "") for name in members}
 
 

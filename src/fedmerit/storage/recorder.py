@@ -192,9 +192,10 @@ class LedgerRecorder:
         """Return a round that was begun and never closed, and the head before it, as `Run.open`."""
         if self.resumed is None or self.resumed.open is None:
             return None
-        if (number_ := self.resumed.open[0].number) in self.resumed.inputs:
-            self._masked = number_
-        return self.resumed.open
+        round_, head = self.resumed.open
+        if round_.inputs is not None:
+            self._masked = round_.number
+        return round_, head
 
     # ----------------------------------------------------------------------------------------------- a round
 
