@@ -76,10 +76,10 @@ def computed(name: str, way: str, folder: Path, options: argparse.Namespace) -> 
         for samples in options.test:
             x, y = data.x_test[-samples:], data.y_test[-samples:]
             way_ = direction(
-                network, m0, m, x, y, "expected-accuracy", points=(1, 1),
+                network, m0, m, x, y, "expected-accuracy", points=1,
                 blocks=given.get("blocks", 16), batch_size=given.get("batch"),
             )  # fmt: skip
-            found[f"float64 {samples}"] = way_.gradient.cpu().numpy()
+            found[f"float64 {samples}"] = way_.gradient
             for dtype in (torch.float32, torch.float64)[: 2 if way == "as it is" else 1]:
                 start, key = time.process_time(), f"{dtype}"[6:]
                 gradient = defined(network, (m0 + m.astype(np.float64)) / 2, x, y, dtype, given)

@@ -20,6 +20,7 @@ from fedmerit.protocol.measurement import mean
 from fedmerit.protocol.outcome import Model
 from fedmerit.protocol.pool import Slice
 from fedmerit.scoring.ground_truth import shapley
+from fedmerit.scoring.scores import products_of
 from fedmerit.simulation.analysis import Evaluator, Game, PlainRound
 from fedmerit.simulation.direction import direction
 from fedmerit.simulation.models import as_tensor, evaluation, float32, load_vector, prepare
@@ -141,7 +142,7 @@ class Innovation:
         assert shown is not None
         x, y = as_tensor(shown.x).to(device), as_tensor(shown.y).to(device)
         way = direction(federation.network, plain.m0, outcome.model, x, y, utility, blocks=1)
-        gradient = way.gradient.double()
+        gradient = as_tensor(way.gradient).to(device)
         if self.known:
             basis, _ = torch.linalg.qr(torch.stack(self.known, dim=1))
             gradient = gradient - basis @ (basis.T @ gradient)
@@ -202,7 +203,7 @@ class Halves:
 
     def summed(self, plain: PlainRound) -> None:
         """Add one round."""
-        updates = plain.updates
+        updates = plain.updates.cpu().numpy()
         for k, ((x, y), evaluator) in enumerate(zip(self.images, self.evaluators, strict=True)):
             tables = evaluator.tables(Game.of(plain, "additive"))
             for utility, smooth in SMOOTH.items():
@@ -212,7 +213,7 @@ class Halves:
                 way = direction(
                     self.network, plain.m0, plain.outcome.model, x, y, resolve_all([smooth])[0], blocks=1
                 )
-                total["PHI sum"] += way.products(updates)[0]
+                total["PHI sum"] += products_of(way.blocks, updates)[0]
 
     def kept(self) -> dict[str, list[dict[str, list[float]]]]:
         """Return the totals as a file holds them."""

@@ -1,7 +1,5 @@
 """Were there enough rounds: how an order settles, by hand and against sums made the slow way."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,10 +8,19 @@ from hypothesis import strategies as st
 from fedmerit.report.facts import Facts
 from fedmerit.report.source import Source
 from fedmerit.report.text import rounds_enough
-from fedmerit.scoring.accumulate import MOST_CLIENTS, accumulate, convergence, convergence_of
-from fedmerit.scoring.types import Reports
+from fedmerit.scoring.accumulate import MOST_CLIENTS, accumulate, convergence_of
+from fedmerit.scoring.types import Reports, Scores
 
-NAN = math.nan
+
+def convergence(each, numbers, stderr=None):
+    """How the order settled of clients with these scores in each round."""
+    clients = tuple(f"client-{i}" for i in range(np.shape(each)[1]))
+
+    def scores(values, **more):
+        return Scores(score="ALPHA", clients=clients, values=values, raw=values, gain=0.0, **more)
+
+    error = None if stderr is None else np.full(len(clients), stderr)
+    return convergence_of(scores(np.sum(each, axis=0), stderr=error), [*map(scores, each)], numbers)
 
 
 def test_an_order_that_settles_by_hand():
@@ -42,12 +49,9 @@ def test_what_still_changes_in_the_last_quarter_is_not_settled():
 
 def test_pairs_that_are_told_apart_are_judged_on_their_own():
     each = np.array([[5, 1, 2], [5, 1, 1], [5, 1, 1], [5, 4, 1]], float)  # B overtakes C in round 4
-    better = np.zeros((3, 3), bool)
-    better[0, 1:] = True
-    found = convergence(each, range(1, 5), better=better)
+    found = convergence(each, range(1, 5), stderr=1.0)  # sums 20, 7 and 5: A is above both, B and C are alike
     assert (found.since, found.sure_since) == (4, 1)
-    better[1, 2] = True
-    assert convergence(each, range(1, 5), better=better).sure_since == 4
+    assert convergence(each, range(1, 5), stderr=0.1).sure_since == 4
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (9, 1), (4, MOST_CLIENTS + 1)])

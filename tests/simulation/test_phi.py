@@ -45,7 +45,7 @@ def test_scores_are_the_products_with_the_direction_of_the_round(ran):
         way = direction(
             rehearsal.federation.network, m0, outcome.model, shown.x, shown.y, "expected-accuracy"
         )
-        scores = fm.aumann_shapley(updates, way.blocks.cpu().numpy(), outcome.included, sizes=way.sizes)
+        scores = fm.aumann_shapley(updates, way.blocks, outcome.included, sizes=way.sizes)
         each.append(scores)
         found = one["phi"]
         assert found["participants"] == list(outcome.included)

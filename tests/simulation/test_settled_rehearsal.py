@@ -88,9 +88,9 @@ def test_scores_are_the_aumann_shapley_values_of_the_plain_updates(ran):
         m0, outcome, updates = rounds[entry.round]
         way = direction(
             rehearsal.federation.network, m0, outcome.model, shown.x, shown.y, "expected-accuracy",
-            blocks=blocks, points=(entry.points, entry.points),
+            blocks=blocks, points=entry.points,
         )  # fmt: skip
-        expected = fm.aumann_shapley(updates, way.blocks.cpu().numpy(), outcome.included, sizes=way.sizes)
+        expected = fm.aumann_shapley(updates, way.blocks, outcome.included, sizes=way.sizes)
         own = found.round_scores(entry)
         assert own.clients == outcome.included
         np.testing.assert_allclose(own.values, expected.values, rtol=2e-3, atol=1e-5)

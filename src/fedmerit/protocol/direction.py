@@ -156,16 +156,16 @@ def slopes_of(
                 code="not-finite",
             )
         gain = found.grand - found.empty
-        rest = gain - float(np.dot(whole(found, sizes), np.subtract(m, m0, dtype=np.float64)))
+        rest = gain - float(np.dot(whole(found.blocks, sizes), np.subtract(m, m0, dtype=np.float64)))
         if abs(rest) <= REST * abs(gain):
             break
     return found, tried, rest
 
 
-def whole(slopes: Slopes, sizes: Sequence[int]) -> npt.NDArray[np.float64]:
+def whole(blocks: npt.NDArray[Any], sizes: Sequence[int]) -> npt.NDArray[np.float64]:
     """Return the gradient of the whole test slice: the mean of the blocks, weighted by their sizes."""
-    total = np.zeros(slopes.blocks.shape[1])
-    for row, size in zip(slopes.blocks, sizes, strict=True):
+    total = np.zeros(blocks.shape[1])
+    for row, size in zip(blocks, sizes, strict=True):
         total += row.astype(np.float64) * (size / sum(sizes))
     return total
 
@@ -457,7 +457,7 @@ def block_products(
 
 def as_units(slopes: Slopes, sizes: Sequence[int], step: float, weight: float) -> npt.NDArray[np.float64]:
     """Return u, the direction before it is rounded to integers."""
-    return whole(slopes, sizes) * (step / weight)
+    return whole(slopes.blocks, sizes) * (step / weight)
 
 
 def block_units(slopes: Slopes, block: int, step: float, weight: float) -> npt.NDArray[np.float64]:

@@ -404,33 +404,35 @@ class Convergence:
         return self.numbers.index(since) < len(self.numbers) - last
 
 
-def convergence(
-    by_round: npt.ArrayLike, numbers: Sequence[int], *,
-    missing: Missing = "zero", better: npt.ArrayLike | None = None,
-) -> Convergence | None:  # fmt: skip
-    r"""Return how the order of clients settled; None with few rounds, or one or very many clients.
+def convergence_of(
+    total: Scores, rounds: Sequence[Reports | Scores], numbers: Sequence[int], *, missing: Missing = "zero"
+) -> Convergence | None:
+    r"""Return how the order of clients by a summed score, not MERIT, settled.
 
     .. math:: X_r(i) = \sum_{t \le r : i \text{ in } t} s_t(i), \qquad \text{own-mean: } \ \times r / r_i
 
-    is the sum that ranks clients after round r: 0 for a client that is in none of these rounds.
+    is the sum that ranks clients after round r: 0 for a client that is in none of these rounds. None with few
+    rounds, or one or very many clients.
 
     Args:
-        by_round: the score of each client in each round, shape (R, N); NaN where a client has none.
+        total: the sum over all rounds.
+        rounds: the reports that ``total`` was computed from, or the scores of single rounds.
         numbers: of the rounds.
-        missing: what a round without a score counts, as in :func:`fedmerit.accumulate`.
-        better: shape (N, N); entry [i, j] says that i is told apart as better than j in the end.
+        missing: what a round without a score counts, as in `accumulate`.
     """
-    scores = np.asarray(by_round, dtype=np.float64)
-    rounds, n = scores.shape
-    if rounds < FEWEST_ROUNDS or not 2 <= n <= MOST_CLIENTS:
+    if len(rounds) < FEWEST_ROUNDS or not 2 <= total.n <= MOST_CLIENTS:
         return None
-    sums = np.cumsum(np.nan_to_num(scores, nan=0.0), axis=0)
+    place = {name: i for i, name in enumerate(total.clients)}
+    sums, seen = np.zeros((2, len(rounds), total.n))
+    for row, scores in enumerate(_scored(rounds, total.score)):
+        at = [place[name] for name in scores.clients]
+        sums[row, at], seen[row, at] = scores.values, 1
+    sums, seen = np.cumsum(sums, axis=0), np.cumsum(seen, axis=0)
     if missing == "own-mean":
-        seen = np.cumsum(~np.isnan(scores), axis=0)
-        sums *= np.arange(1, rounds + 1)[:, None] / np.maximum(seen, 1)
+        sums *= np.arange(1, len(rounds) + 1)[:, None] / np.maximum(seen, 1)
     signs = np.stack([order_signs(row) for row in sums])
     final = signs[-1]
-    sure = np.zeros((n, n), dtype=bool) if better is None else np.asarray(better, dtype=bool)
+    sure = np.zeros_like(final, dtype=bool) if total.stderr is None else compare_pairs(total).better
     return Convergence(
         numbers=tuple(numbers),
         spearman=tuple(agreement(row, sums[-1]).spearman for row in sums),
@@ -439,23 +441,6 @@ def convergence(
         since=_since(np.all(signs == final, axis=(1, 2)).tolist(), numbers),
         sure_since=_since(np.all(signs[:, sure] > 0, axis=1).tolist(), numbers) if sure.any() else None,
     )
-
-
-def convergence_of(
-    total: Scores, rounds: Sequence[Reports | Scores], numbers: Sequence[int], *, missing: Missing = "zero"
-) -> Convergence | None:
-    """Return how the order of clients by a summed score, not MERIT, settled; None where `convergence` is.
-
-    ``rounds`` are the reports that ``total`` was computed from, or the scores of single rounds.
-    """
-    if len(rounds) < FEWEST_ROUNDS or not 2 <= total.n <= MOST_CLIENTS:
-        return None
-    place = {name: i for i, name in enumerate(total.clients)}
-    by_round = np.full((len(rounds), total.n), math.nan)
-    for row, scores in zip(by_round, _scored(rounds, total.score), strict=True):
-        row[[place[name] for name in scores.clients]] = scores.values
-    better = None if total.stderr is None else compare_pairs(total).better
-    return convergence(by_round, numbers, missing=missing, better=better)
 
 
 def _since(held: Sequence[bool], numbers: Sequence[int]) -> int:

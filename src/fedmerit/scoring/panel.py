@@ -26,7 +26,7 @@ import numpy.typing as npt
 from fedmerit.errors import InputError, ReportError
 from fedmerit.notes import Note
 from fedmerit.scoring.rewards import Shares
-from fedmerit.scoring.scores import COLUMNS, matrix_of
+from fedmerit.scoring.scores import matrix_of, products_of
 from fedmerit.scoring.types import (
     LARGEST_SCORE,
     ReadOnly,
@@ -171,11 +171,7 @@ def panel(updates: npt.ArrayLike, gradients: npt.ArrayLike, clients: Iterable[st
     if (judges, q) != (n, p):
         ours, theirs = f"{n} updates of {p} coordinates", f"{judges} of {q}"
         raise ReportError(f"PANEL: expected as many gradients of the same length as {ours}, got {theirs}")
-    products = np.zeros((len(halves), n, n))
-    for start in range(0, p, COLUMNS):
-        part = slice(start, start + COLUMNS)
-        block = moves[:, part].astype(np.float64)
-        products += np.stack([block @ half[:, part].astype(np.float64).T for half in halves])
+    products = np.stack([products_of(moves, half) for half in halves])
     names = names_of(() if clients is None else clients, n, "PANEL: ")
     apart = (products[0] - products[1]) / 2 if len(halves) == 2 else None
     return Panel(products.mean(axis=0), names, apart)

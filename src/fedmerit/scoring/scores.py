@@ -393,16 +393,9 @@ def aumann_shapley(
     moves, slopes = matrix_of(updates, "updates", "client"), matrix_of(gradient, "gradient", "block")
     if (p := moves.shape[1]) != (q := slopes.shape[1]):
         raise ReportError(f"PHI: expected updates and gradient of the same length, got {p} and {q}")
-    products = np.zeros((len(slopes), len(moves)))
     sizes = np.ones(len(slopes)) if sizes is None else sizes
-    weights = _block_weights(sizes, len(slopes))
-    zero = True
-    for start in range(0, moves.shape[1], COLUMNS):
-        part = slice(start, start + COLUMNS)
-        block = slopes[:, part].astype(np.float64)
-        products += block @ moves[:, part].astype(np.float64).T
-        zero = zero and not (weights @ block).any()
-    if zero:
+    weights, products = _block_weights(sizes, len(slopes)), products_of(slopes, moves)
+    if not products.any() and not (weights @ slopes).any():
         raise UndefinedScore("PHI: the gradient is zero everywhere, so there is no gain to divide")
     return from_blocks(products, sizes, clients)
 
@@ -428,6 +421,15 @@ def from_blocks(
 
 COLUMNS = 1 << 20
 """Coordinates of updates at a time: their products are in float64."""
+
+
+def products_of(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return the scalar products of the rows of two matrices, shape (rows on the left, on the right)."""
+    products = np.zeros((len(left), len(right)))
+    for start in range(0, left.shape[1], COLUMNS):
+        part = slice(start, start + COLUMNS)
+        products += left[:, part].astype(np.float64) @ right[:, part].astype(np.float64).T
+    return products
 
 
 def matrix_of(values: Any, what: str, row: str, score: str = "PHI") -> npt.NDArray[Any]:

@@ -419,6 +419,13 @@ class Repeats:
     """
 
     runs: tuple[Scores, ...]  # with the clients in the order of the first
+    scores: Matrix  # the raw score of each client in each run, shape (K, N)
+    mean: Vector  # over the runs
+    training: Vector  # T_i, the standard deviation of each score between runs; see `spread_factors`
+    test: Vector | None  # S_i = sqrt(mean_k s_ki^2), which more runs on the pool do not reduce
+    ranks: npt.NDArray[np.int64]  # of each client in each run, 1 = best, shape (K, N); ties share the better
+    above: npt.NDArray[np.int64]  # in how many runs client i is above client j, shape (N, N); not in a tie
+    average: Scores  # the means as scores, which rank the clients; without standard errors
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -434,38 +441,12 @@ class Repeats:
         """K - 1, the degrees of freedom of every client's spread between runs."""
         return self.count - 1
 
-    @cached_property
-    def scores(self) -> Matrix:
-        """The raw score of each client in each run, shape (K, N)."""
-        return np.stack([run.raw for run in self.runs])
-
-    @cached_property
-    def mean(self) -> Vector:
-        """The mean of each client's scores over the runs."""
-        return np.asarray(self.scores.mean(axis=0), dtype=np.float64)
-
-    @cached_property
-    def training(self) -> Vector:
-        r"""The standard deviation of each score between runs, :math:`T_i`; see :func:`spread_factors`."""
-        return np.asarray(self.scores.std(axis=0, ddof=1), dtype=np.float64)
-
-    @cached_property
-    def test(self) -> Vector | None:
-        r"""The standard error that the test set leaves in each score, which more runs on it do not reduce.
-
-        .. math:: S_i = \sqrt{\frac1K \sum_k s_{ki}^2} \qquad \text{(None if a run has none)}
-        """
-        errors = [run.stderr for run in self.runs if run.stderr is not None]
-        if len(errors) < self.count:
-            return None
-        return np.asarray(np.sqrt(np.mean(np.square(errors), axis=0)), dtype=np.float64)
-
-    @cached_property
+    @property
     def total(self) -> Vector | None:
         r"""The standard error of the score of one run: :math:`\sqrt{S_i^2 + T_i^2}`."""
         return None if self.test is None else np.hypot(self.test, self.training)
 
-    @cached_property
+    @property
     def mean_error(self) -> Vector | None:
         r"""The standard error of the mean over runs: :math:`\sqrt{S_i^2 + T_i^2 / K}`."""
         return None if self.test is None else np.hypot(self.test, self.training / math.sqrt(self.count))
@@ -488,35 +469,15 @@ class Repeats:
 
     @property
     def overall(self) -> tuple[float, float | None]:
-        r"""Both spreads over all clients: the roots of the means of T_i^2 and of S_i^2."""
+        """Both spreads over all clients: the roots of the means of T_i^2 and of S_i^2."""
         training = math.sqrt(float(np.mean(np.square(self.training))))
         return training, None if self.test is None else math.sqrt(float(np.mean(np.square(self.test))))
-
-    @cached_property
-    def ranks(self) -> npt.NDArray[np.int64]:
-        """The rank of each client in each run, 1 = best, shape (K, N); ties share the better rank."""
-        return np.stack([run.ranks() for run in self.runs])
-
-    @cached_property
-    def average(self) -> Scores:
-        """The mean scores as scores, which rank the clients; without standard errors."""
-        gain = float(np.mean([run.gain for run in self.runs]))
-        first = self.runs[0]
-        return Scores(
-            score=first.score, clients=self.clients, values=self.mean, raw=self.mean, gain=gain,
-            rounds=first.rounds, coverage=first.coverage,
-        )  # fmt: skip
 
     @property
     def same_rank(self) -> tuple[str, ...]:
         """Clients that have the same rank in all runs, best first."""
         same = dict(zip(self.clients, (self.ranks == self.ranks[0]).all(axis=0).tolist(), strict=True))
         return tuple(name for name in self.average.ranking() if same[name])
-
-    @cached_property
-    def above(self) -> npt.NDArray[np.int64]:
-        """In how many runs client i scores above client j, shape (N, N); a tie counts for neither."""
-        return np.asarray(np.sum([order_signs(run.raw) > 0 for run in self.runs], axis=0), dtype=np.int64)
 
     @cached_property
     def told_apart(self) -> npt.NDArray[np.int64] | None:
@@ -555,7 +516,7 @@ class Repeats:
 
     @property
     def by_chance(self) -> float:
-        r"""The probability that equal clients keep one order in all runs: at least :math:`2^{1 - K}`."""
+        """The probability that equal clients keep one order in all runs: at least 2^(1 - K)."""
         return math.ldexp(1.0, 1 - self.count)
 
 
@@ -580,4 +541,21 @@ def repeats(runs: Sequence[Scores]) -> Repeats:
                 raise ReportError(f"run {place}: expected {field} {expected}, as in run 1, got {got}")
         if odd := sorted(set(first.clients) ^ set(run.clients)):
             raise ReportError(f"run {place}: expected the clients of run 1, but {odd[0]!r} is in one of them")
-    return Repeats(tuple(replace(in_order(run, first.clients), training=None) for run in runs))
+    ordered = tuple(replace(in_order(run, first.clients), training=None) for run in runs)
+    scores = np.stack([run.raw for run in ordered])
+    mean = np.asarray(scores.mean(axis=0), dtype=np.float64)
+    errors = [run.stderr for run in ordered if run.stderr is not None]
+    average = Scores(
+        score=first.score, clients=first.clients, values=mean, raw=mean, rounds=first.rounds,
+        gain=float(np.mean([run.gain for run in ordered])), coverage=first.coverage,
+    )  # fmt: skip
+    return Repeats(
+        runs=ordered,
+        scores=scores,
+        mean=mean,
+        training=np.asarray(scores.std(axis=0, ddof=1), dtype=np.float64),
+        test=np.sqrt(np.mean(np.square(errors), axis=0)) if len(errors) == len(runs) else None,
+        ranks=np.stack([run.ranks() for run in ordered]),
+        above=np.sum([order_signs(run.raw) > 0 for run in ordered], axis=0),
+        average=average,
+    )

@@ -33,7 +33,7 @@ from fedmerit.protocol.measurement import Contribution, mean
 from fedmerit.protocol.outcome import Model, Outcome
 from fedmerit.protocol.pool import Slice
 from fedmerit.scoring.ground_truth import sampled_shapley, shapley
-from fedmerit.scoring.scores import cos_model
+from fedmerit.scoring.scores import cos_model, products_of
 from fedmerit.scoring.types import Table
 from fedmerit.simulation.direction import direction, missing_gradient
 from fedmerit.simulation.models import Images, as_tensor, device_of, float32, load_vector
@@ -124,7 +124,7 @@ class Phi:
                 continue
             measured[utility.name] = {
                 "participants": list(outcome.included),
-                "blocks": way.products(plain.updates).tolist(),
+                "blocks": products_of(way.blocks, plain.updates.cpu().numpy()).tolist(),
                 "sizes": list(way.sizes),
                 **{key: getattr(way, key) for key in ("stratified", "gain", "rest", "points")},
             }

@@ -21,6 +21,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,11 +33,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from fedmerit.errors import InputError, NoGradient, ReportError, SettlementError
-from fedmerit.protocol.direction import BLOCKS, POINTS, REST, Slopes, deal
+from fedmerit.protocol.direction import BLOCKS, Slopes, deal, slopes_of, whole
 from fedmerit.protocol.outcome import Model, model_hash
 from fedmerit.protocol.pool import Indices, Slice
-from fedmerit.scoring.scores import from_blocks
-from fedmerit.scoring.types import Scores
 from fedmerit.simulation.models import (
     Images,
     as_tensor,
@@ -51,9 +50,6 @@ from fedmerit.simulation.models import (
 )
 from fedmerit.simulation.utilities import Utility, balance, batch_of, call, check_for, check_outputs, resolve
 
-_COLUMNS = 1 << 20
-"""Coordinates at a time in scalar products, which are in float64."""
-
 Vectors = npt.NDArray[Any] | Tensor
 
 
@@ -61,8 +57,7 @@ Vectors = npt.NDArray[Any] | Tensor
 class Direction:
     """The direction of a round, by block of the test set."""
 
-    utility: str
-    blocks: Tensor  # (B, P), on the model's device: per block, the mean gradient over the path
+    blocks: npt.NDArray[np.float32]  # (B, P): per block, the mean gradient over the path
     sizes: tuple[int, ...]  # samples in each block
     stratified: bool  # whether each block has the same mix of classes; otherwise samples were dealt at random
     empty: float  # v(M0)
@@ -76,29 +71,9 @@ class Direction:
         return self.grand - self.empty
 
     @property
-    def gradient(self) -> Tensor:
+    def gradient(self) -> npt.NDArray[np.float64]:
         """The gradient of the whole test set, shape (P,): the mean of the blocks, weighted by their sizes."""
-        return _whole(self.blocks, self.sizes)
-
-    def products(self, updates: Sequence[Vectors] | Vectors) -> npt.NDArray[np.float64]:
-        """Return <U_i, g_b> for every block and client, shape (B, N)."""
-        rows = [as_tensor(update) for update in updates]
-        length = self.blocks.shape[1]
-        for place, row in enumerate(rows):
-            if row.shape != (length,):
-                got = f"got {tuple(row.shape)}"
-                raise InputError(f"update {place}: expected shape ({length},) like the direction, {got}")
-        total = torch.zeros(len(self.blocks), len(rows), dtype=torch.float64, device=self.blocks.device)
-        for start in range(0, length, _COLUMNS):
-            part = slice(start, start + _COLUMNS)
-            moves = torch.stack([row[part].to(total.device).double() for row in rows])  # widened over there
-            total += self.blocks[:, part].double() @ moves.T
-        products: npt.NDArray[np.float64] = total.cpu().numpy()
-        return products
-
-    def scores(self, updates: Sequence[Vectors] | Vectors, clients: Sequence[str] | None = None) -> Scores:
-        """Return the Aumann-Shapley scores of these updates, as :func:`fedmerit.aumann_shapley` does."""
-        return from_blocks(self.products(updates), self.sizes, clients)
+        return whole(self.blocks, self.sizes)
 
 
 def direction(
@@ -110,7 +85,7 @@ def direction(
     utility: str | Utility,
     *,
     blocks: int | Sequence[Indices] = BLOCKS,
-    points: tuple[int, int] = POINTS,
+    points: int | None = None,
     balanced: bool = True,
 ) -> Direction:
     r"""Return the gradient of a utility, averaged over the path from M0 to M, by block of the test set.
@@ -128,22 +103,22 @@ def direction(
         utility: name or resolved utility; it must have a gradient.
         blocks: number of blocks, at most one per sample; 1 gives no standard errors. Or the positions of each
             block's samples, which together are all samples.
-        points: of the path; the second number if the first leaves a rest above ``REST`` times the gain.
+        points: of the path; by default as many as `slopes_of` finds enough.
         balanced: whether the samples were drawn class by class; then they are dealt to blocks so too.
 
     Raises:
         NoGradient: if the utility has none, or a parameter or buffer of the model gets none.
     """
-    of = resolve(utility)
-    path = _Path(model, m0, m, x, y, of, blocks, balanced=balanced)
+    m0, m = (as_tensor(vector).cpu().numpy() for vector in (m0, m))
+    path = _Path(model, m0, m, x, y, resolve(utility), blocks, balanced=balanced)
+    shown: Any = None  # the path has it
+
+    def gradient(*asked: Any) -> Slopes:
+        return path.slopes(asked[-1])
+
     with _setting(model):
-        empty, grand = path.value(0.0), path.value(1.0)
-        for number in dict.fromkeys(points):
-            gradients = path.mean_gradient(number)
-            rest = grand - empty - path.along(gradients)
-            if abs(rest) <= REST * abs(grand - empty):
-                break
-    return Direction(of.name, gradients, path.sizes, path.stratified, empty, grand, rest, number)
+        slopes, used, rest = slopes_of(gradient, m0, m, shown, path.blocks, points)
+    return Direction(slopes.blocks, path.sizes, path.stratified, slopes.empty, slopes.grand, rest, used)
 
 
 def slope(model: nn.Module, x: Images, y: Vectors, utility: str | Utility) -> tuple[float, dict[str, Tensor]]:
@@ -207,8 +182,7 @@ class PathGradients:
         try:
             path = _Path(self.model, m0, m, shown.x, shown.y, self.utility, list(blocks))
             with _setting(self.model):
-                empty, grand = path.value(0.0), path.value(1.0)
-                return Slopes(path.mean_gradient(points).cpu().numpy(), empty, grand)
+                return path.slopes(points)
         except NoGradient as error:
             raise SettlementError(str(error), code="no-gradient") from error
         except ReportError as error:
@@ -248,7 +222,7 @@ class _Path:
             blocks, self.stratified = deal(labels.cpu().numpy(), blocks, classes=balanced)
         elif not np.array_equal(np.sort(np.concatenate(blocks)), np.arange(len(labels))):
             raise InputError(f"blocks: expected the positions of all {len(labels)} samples, each once")
-        self.sizes = tuple(len(block) for block in blocks)
+        self.blocks, self.sizes = list(blocks), tuple(len(block) for block in blocks)
         self.order = torch.as_tensor(np.concatenate(blocks), device=self.device)
         self.weights: Tensor | None = None
         if utility.of == "classes":
@@ -274,6 +248,11 @@ class _Path:
             return class_logits(check_outputs([self.utility], outputs, self.labels[:1])).shape[1]
 
     # ------------------------------------------------------------------------------------------------ values
+
+    @cached_property
+    def ends(self) -> tuple[float, float]:
+        """v(M0) and v(M)."""
+        return self.value(0.0), self.value(1.0)
 
     def value(self, t: float) -> float:
         """Return v at a point of the path."""
@@ -310,13 +289,12 @@ class _Path:
             self.batch //= 2
             torch.cuda.empty_cache()
 
-    def along(self, blocks: Tensor) -> float:
-        """Return <M - M0, gbar>."""
-        gradient = _whole(blocks, self.sizes)
-        pieces = zip(torch.split(self.move, _COLUMNS), torch.split(gradient, _COLUMNS), strict=True)
-        return sum(float(move @ slope.double()) for move, slope in pieces)
-
     # --------------------------------------------------------------------------------------------- gradients
+
+    def slopes(self, points: int) -> Slopes:
+        """Return the gradient over the path by block, and v(M0) and v(M)."""
+        empty, grand = self.ends
+        return Slopes(self.mean_gradient(points).cpu().numpy(), empty, grand)
 
     def mean_gradient(self, points: int) -> Tensor:
         """Return the Gauss-Legendre mean of every block's gradient, shape (B, P)."""
@@ -418,13 +396,6 @@ def no_gradient(utility: Utility, why: str = "") -> NoGradient:
         f"utility {utility.name!r} has no gradient{why}: {advice}, or score by reports (alpha)",
         utility=utility.name,
     )
-
-
-def _whole(blocks: Tensor, sizes: Sequence[int]) -> Tensor:
-    total = torch.zeros_like(blocks[0])
-    for row, size in zip(blocks, sizes, strict=True):
-        total.add_(row, alpha=size / sum(sizes))
-    return total
 
 
 # --------------------------------------------------------------------------------------- running statistics

@@ -213,7 +213,7 @@ def _settlement(federation: Federation, *, calibrate: bool) -> SettlementCost:
     path = federation.network, first, first, shown.x[:few], shown.y[:few], federation.utilities[0]
     each = math.nan
     if calibrate:
-        each = _clocked(lambda: direction(*path, blocks=1, points=POINTS[:1] * 2), federation) / few
+        each = _clocked(lambda: direction(*path, blocks=1, points=POINTS[0]), federation) / few
     return SettlementCost(
         samples=samples,
         gradients=POINTS[0] * rounds,
