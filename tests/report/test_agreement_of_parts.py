@@ -9,10 +9,8 @@ import pytest
 
 from fedmerit.errors import InputError
 from fedmerit.files.documents import document
-from fedmerit.identity import canonical, content
 from fedmerit.ledger.decisions import Terms
 from fedmerit.notes import speaking
-from fedmerit.protocol.messages import pack
 from fedmerit.report.comparison import compared
 from fedmerit.report.facts import Facts
 from fedmerit.report.page import text
@@ -25,7 +23,6 @@ from fedmerit.settings import Heading
 from linear_federation import LIAR, Federation
 from runs import facts_as_decided, record_decision, run_in
 from sample import of_alpha, rounds, write_csv, write_scores
-from wire import unpack
 
 SILENT = [("client-4", number, "report") for number in (1, 2)]
 
@@ -46,14 +43,10 @@ def test_a_headline_counts_members_without_a_score(tmp_path):
     decide(folder, rule="equal")
     facts = facts_of(folder)
     assert facts.unscored == ("client-4",)
-    assert (
-        text.title(facts)
-        == "Four of five members are paid the same: 250.00\xa0EUR each; client-4 gets nothing"
-    )
+    alike = "Four of five members are paid the same: 250.00\xa0EUR each"
+    assert text.title(facts) == f"{alike}; client-4 gets nothing"
     with speaking("de"):
-        assert text.title(facts).endswith(
-            "Mitgliedern erhalten gleich viel: je 250,00\xa0EUR; client-4 erhält nichts"
-        )
+        assert text.title(facts).endswith(": je 250,00\xa0EUR; client-4 erhält nichts")
     lines, _ = paid_table(facts, "0", rules_of(facts)[0])
     assert {line.client for line in lines if line.amount == "0.00"} == {"client-4"}
 
@@ -81,11 +74,8 @@ def test_a_reason_claims_no_more_dispute_than_the_part_on_other_measures(tmp_pat
     facts = facts_of(path)
     reason, below = text.reasons(facts)["West"], " ".join(text.companions(facts))
     assert ("contradicts none" in below) == (not turned)
-    assert reason.endswith(
-        ": made the model worse, but improved it by other measures"
-        if turned
-        else ": made the model worse, which other measures do not confirm"
-    )
+    assert ("but improved it by other measures" in reason) == turned
+    assert ("which other measures do not confirm" in reason) == (not turned)
 
 
 def test_who_signed_a_rehearsal_is_said_as_the_ledger_says_it(run_folder, tmp_path):
@@ -100,13 +90,7 @@ def test_who_signed_a_rehearsal_is_said_as_the_ledger_says_it(run_folder, tmp_pa
 
 def test_a_liar_is_named_in_its_reason_and_its_statement(tmp_path):
     run = Federation(tmp_path, 5, 2, settings={"scoring": {"method": "settled"}})
-
-    def lie(answer):
-        body = json.loads(unpack(answer)[0])
-        body["rounds"]["2"] = str(int(body["rounds"]["2"]) + 7)
-        return pack([canonical(body), run.keys[LIAR].sign(content(LIAR, "statement", body))])
-
-    run.answering("state", 2, lie)
+    run.stating(7, key="2")
     run.run()
     made = decide(run.folder, score="PHI")
     page_facts = facts_of(run.folder)
@@ -129,14 +113,6 @@ def test_a_liar_is_named_in_its_reason_and_its_statement(tmp_path):
     other = as_markdown(facts, "client-0")
     assert "as you stated it" in other
     assert "your update was in the sum, and you stated what it is worth." in other
-
-
-def test_the_opening_says_which_rounds_were_aborted(tmp_path):
-    lost = [(f"client-{k}", 2, "masked") for k in range(3)]
-    folder = Federation(tmp_path, 5, 3, lost=lost).run().folder
-    assert "Round 2 was aborted: the model stayed as it was." in text.opening(facts_of(folder))
-    decide(folder, rule="equal")
-    assert "Round 2 was aborted: the model stayed as it was." in text.opening(facts_of(folder))
 
 
 @pytest.mark.parametrize("n", [2, 3])
@@ -169,6 +145,4 @@ def test_a_page_that_compares_runs_has_their_heading(tmp_path):
     (first / "config.toml").write_text('[report]\ntitle = "Nodules"\n')
     path, other = write_scores(first), write_scores(second, turn=True)
     assert read_source(first).heading.title == "Nodules"
-    html = render_comparison(compared([path, other]))
-    assert '<p class="identity"></p>' in html  # files without settings have none
-    assert ".identity:empty { display: none; }" in html
+    assert '<p class="identity"></p>' in render_comparison(compared([path, other]))  # files alone have none

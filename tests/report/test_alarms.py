@@ -146,10 +146,9 @@ def test_rounds_without_everybodys_report_are_not_judged():
     partly = of([0.2, 0.1], 1.0, silent=("Eve",), round=1)
     assert codes(partly) == [("unchecked", False)]
     assert codes(partly, of([0.5, 0.5], 1.0, round=2)) == []
-    assert codes(partly, of([0.1, 0.1], 1.0, round=2)) == [("strays", True)]
-    assert (
-        "in the rounds that everybody reported on" in doubts([partly, of([0.1, 0.1], 1.0, round=2)])[0].title
-    )
+    (strays,) = doubts([partly, of([0.1, 0.1], 1.0, round=2)])
+    assert (strays.code, strays.gross) == ("strays", True)
+    assert "in the rounds that everybody reported on" in strays.title
 
 
 def drop(one, name):
@@ -231,10 +230,7 @@ def test_of_one_round_whose_gain_is_negative_both_pairs_are_named():
     one = course()[0]
     found = doubts([exchanged(one)])[0]
     assert (found.code, found.gross) == ("swapped", True)
-    assert (
-        "If the columns alone and without were swapped, they would add up to -0.3; if empty and grand"
-        in found.text
-    )
+    assert "alone and without were swapped, they would add up to -0.3; if empty and grand" in found.text
     assert "exchanged, to +0.3 of a gain of +0.3. One of these two pairs of columns" in found.text
     assert alpha(turned(exchanged(one))).ranking()[0] == "client-3"
 
@@ -264,13 +260,6 @@ def honest_runs():
         from cells import RESULTS, read_results
 
         return [*alarms.honest_runs(read_results([RESULTS]))]
-
-
-@pytest.mark.long
-def test_no_honest_run_on_real_images_is_said_to_have_swapped_columns(honest_runs):
-    assert len(honest_runs) > 900
-    for _, rounds in honest_runs:
-        assert not any(one.code == "swapped" for one in doubts(rounds))
 
 
 BOUND = {
@@ -371,14 +360,9 @@ def test_a_falling_measure_of_which_less_is_better_is_told_first_and_not_paid_by
     paid = call("rewards", path, "--budget", "10", "--on-undefined", "equal", "--despite-doubts")
     assert paid.exit_code == 0
     assert paid.output.startswith(told)
-    mended = replace(
-        rmse("neg_rmse"), empty=-5.0, grand=-4.0, alone=-rmse("x").alone, without=-rmse("x").without
-    )
+    one = rmse("neg_rmse")
+    mended = replace(one, empty=-one.empty, grand=-one.grand, alone=-one.alone, without=-one.without)
     assert doubts([mended]) == ()
-    shares = json.loads(
-        call("rewards", write_csv(tmp_path, mended), "--budget", "10", "--format", "json").stdout
-    )["shares"]
-    assert list(shares.values()) == pytest.approx([0.5, 0.3, 0.2])
 
 
 def test_such_a_name_that_rises_is_a_warning_and_any_name_that_falls_is_refused(tmp_path):
@@ -393,8 +377,8 @@ def test_such_a_name_that_rises_is_a_warning_and_any_name_that_falls_is_refused(
     assert str(result.exception).startswith("nothing is paid: The utility 'quality' fell by 1, and higher")
     shown = call("rewards", write_csv(tmp_path, fell), "--budget", "10", "--despite-doubts")
     undefined = str(shown.exception)  # nobody is above zero, which is another error
-    assert undefined.startswith("nothing is paid: the positive part of ALPHA is 0, which rounding alone")
-    assert "decides such a case. The utility 'quality' fell by 1" in undefined
+    assert undefined.startswith("nothing is paid: the positive part of ALPHA is 0")
+    assert "The utility 'quality' fell by 1" in undefined
     text = page(write_csv(tmp_path, rose))
     assert "<h1>Look before you pay: by its name, the measure should fall, but it rose</h1>" in text
     assert "is first" not in text.split('<p class="lede">')[1].split("</p>")[0]
@@ -457,9 +441,8 @@ def test_the_example_is_not_doubted():
     assert call("score", HOSPITALS).output.count("WARNING") == 0
     assert call("rewards", HOSPITALS, "--budget", "10").output.count("WARNING") == 0
     assert words.title(facts_of(HOSPITALS)) == words.headline(facts_of(HOSPITALS))
-    assert re.findall(r'class="alarm"[^>]*', page(HOSPITALS)) == [
-        'class="alarm" role="status" hidden'
-    ]  # of a trial
+    (of_a_trial,) = re.findall(r'class="alarm"[^>]*', page(HOSPITALS))
+    assert of_a_trial.endswith("hidden")
 
 
 def test_swapped_columns_are_told_first_by_score(swapped):
@@ -503,13 +486,7 @@ def test_the_page_opens_with_the_doubt_and_praises_nobody(swapped):
     assert f"<h1>{message}</h1>" in text
     assert f'<p class="alarm"><strong>{BOTH_NUMBERS}.</strong>' in text.split('<p class="lede">')[0]
     assert SWAPPED in text.split('<p class="lede">')[0]
-    lede = text.split('<p class="lede">')[1].split("</p>")[0]
-    assert "rose by" in lede
-    assert "stands" not in lede
-    assert (
-        "Do not pay by these numbers until somebody has checked them"
-        in text.split('id="trust"')[1].split("<figure")[0]
-    )
+    assert "Do not pay by these numbers until" in text.split('id="trust"')[1].split("<figure")[0]
     assert "contributed most" not in re.sub(r"<script.*?</script>", "", text, flags=re.S)
     assert "These reports are in doubt: see the top of this page." in text.split('id="paid"')[1]
     assert call("page", swapped).output.splitlines()[1].startswith(f"WARNING: {BOTH_NUMBERS}")
@@ -574,17 +551,13 @@ def test_the_swapped_columns_of_one_member_are_suspected_by_name(tmp_path):
     assert swapped_member(wrong[:2]) is None
 
 
-def test_no_honest_run_raises_suspicion_of_one_member(honest_runs):
-    counts = [0, 0, 0]
+def test_no_honest_run_on_real_images_is_said_to_have_swapped_columns_of_all_or_of_one(honest_runs):
+    assert len(honest_runs) >= 900
     for _, rounds in honest_runs:
-        counts[0] += 1
-        counts[1] += any(one.named for one in doubts(rounds))
-        wrong = [member_turned(one, 0) for one in rounds]
-        first = rounds[0].clients[0]
-        counts[2] += any(one.named and repr(first) not in one.named for one in doubts(wrong))
-    assert counts[0] >= 900
-    assert counts[1] == 0
-    assert counts[2] == 0
+        assert not any(one.code == "swapped" or one.named for one in doubts(rounds))
+        first = repr(rounds[0].clients[0])
+        wrong = doubts([member_turned(one, 0) for one in rounds])
+        assert all(first in one.named for one in wrong if one.named)
 
 
 def test_a_round_that_does_not_begin_where_the_last_one_ended_is_noted_without_a_slice():

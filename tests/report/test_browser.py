@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from fedmerit.ledger.decisions import Terms
-from fedmerit.report.page.html import facts_of, page
+from fedmerit.report.comparison import compared
+from fedmerit.report.page.html import facts_of, page, render_comparison
 from fedmerit.report.statement import MOST_LINES, as_html
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.scoring.amounts import payouts
@@ -15,6 +16,8 @@ from fedmerit.settings import Heading
 from pictures import ARGUMENTS, CHROMIUM
 from runs import facts_as_decided, record_decision
 from sample import HOSTILE, of_alpha, write_csv, write_scores
+from tests.report.test_comparison import TRAININGS, reports
+from tests.report.test_comparison import written as runs_in
 
 pytestmark = [
     pytest.mark.long,
@@ -68,6 +71,18 @@ def opened(browser):
     assert said == []
 
 
+@pytest.fixture
+def shown(opened, tmp_path):
+    """A function that opens the page of a file of reports."""
+
+    def show(path, width=1280, language="en"):
+        target = tmp_path / "page.html"
+        target.write_text(page(path, language=language), encoding="utf-8")
+        return opened(target, width)
+
+    return show
+
+
 def paid(tab):
     """What the table of payouts shows: name -> amount, and the foot."""
     cells = "rows => rows.map(row => [row.cells[0].textContent, row.cells[2].textContent])"
@@ -88,6 +103,24 @@ def test_it_draws_at_every_width_and_scrolls_only_down(written, opened, width, s
     for room, box in charts:
         assert box["height"] > 60
         assert room - 6 <= box["width"] <= room + 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_runs_that_are_compared_are_drawn_at_every_width(tmp_path, opened, width, scheme):
+    path = tmp_path / "comparison.html"
+    found = compared(runs_in(tmp_path, *(reports(one, HOSTILE) for one in TRAININGS)))
+    path.write_text(render_comparison(found), encoding="utf-8")
+    tab = opened(path, width, scheme)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    charts = tab.eval_on_selector_all(
+        "[data-chart]",
+        "all => all.map(each => [each.dataset.chart, each.clientWidth, "
+        "each.querySelector('svg').getBoundingClientRect().width])",
+    )
+    assert [name for name, _, _ in charts] == ["scores", "spreads", "ranks", "settling"]
+    assert all(room - 6 <= drawn <= room + 1 for _, room, drawn in charts)
+    assert tab.evaluate("window.hacked") is None
 
 
 def test_a_turned_phone_redraws(written, opened):
@@ -121,12 +154,9 @@ def test_payouts_are_those_of_fedmerit_to_the_cent(run_folder, written, opened, 
         assert tab.evaluate("document.documentElement.scrollWidth") <= 1280
 
 
-def test_equal_remainders_go_by_name_as_in_fedmerit(opened, tmp_path):
-    alpha = [0.3, 0.9, 0.5, 0.4, 0.3]
-    names = ("m2", "m3", "m4", "m0", "m1")
-    rounds, target = [of_alpha(alpha, 2, names=names, round=1)], tmp_path / "page.html"
-    target.write_text(page(write_csv(tmp_path, *rounds)), encoding="utf-8")
-    tab = opened(target)
+def test_equal_remainders_go_by_name_as_in_fedmerit(shown, tmp_path):
+    rounds = [of_alpha([0.3, 0.9, 0.5, 0.4, 0.3], 2, names=("m2", "m3", "m4", "m0", "m1"), round=1)]
+    tab = shown(write_csv(tmp_path, *rounds))
     for budget in ("2.04", "0.03", "1.01", "24.00", "10000.01"):
         tab.fill("#budget", budget)
         expected = payouts(shares(accumulate(rounds), "fenced"), budget)
@@ -160,10 +190,8 @@ def test_what_is_no_budget_is_refused_in_words(written, opened, text):
     assert tab.locator("#payouts").is_visible()
 
 
-def test_a_rule_that_allows_no_payouts_says_why(tmp_path, opened):
-    path = tmp_path / "page.html"
-    path.write_text(page(write_scores(tmp_path, se=0.5)), encoding="utf-8")
-    tab = opened(path)
+def test_a_rule_that_allows_no_payouts_says_why(tmp_path, shown):
+    tab = shown(write_scores(tmp_path, se=0.5))
     assert "This rule allows no payouts here: the positive part" in tab.locator("#problem").text_content()
     tab.select_option("#rule", "equal")
     assert set(paid(tab)[0].values()) == {"2,500.00"}
@@ -234,11 +262,9 @@ LONG = "Universitätsklinikum Schleswig-Holstein, Campus Lübeck, Radiolog"
 
 
 @pytest.mark.parametrize("width", [360, 400, 1200])
-def test_no_number_breaks_and_no_name_into_crumbs(tmp_path, opened, width):
-    path = tmp_path / "page.html"
+def test_no_number_breaks_and_no_name_into_crumbs(tmp_path, shown, width):
     names = ("North", LONG, "x" * 64, "West")
-    path.write_text(page(write_scores(tmp_path, names, companion=True)), encoding="utf-8")
-    tab = opened(path, width)
+    tab = shown(write_scores(tmp_path, names, companion=True), width)
     lines = """rows => rows.map(cell => {
         const range = document.createRange();
         range.selectNodeContents(cell);
@@ -288,10 +314,8 @@ def test_a_trial_is_marked_and_the_decision_comes_back(decided, opened):
     assert paid(tab)[0] == amounts
 
 
-def test_german_amounts_are_read_and_written(tmp_path, opened):
-    path = tmp_path / "page.html"
-    path.write_text(page(write_scores(tmp_path), language="de"), encoding="utf-8")
-    tab = opened(path)
+def test_german_amounts_are_read_and_written(tmp_path, shown):
+    tab = shown(write_scores(tmp_path), language="de")
     tab.select_option("#rule", "equal")
     tab.fill("#budget", "10.000,02")
     assert sorted(paid(tab)[0].values()) == ["2.500,00", "2.500,00", "2.500,01", "2.500,01"]
@@ -299,14 +323,9 @@ def test_german_amounts_are_read_and_written(tmp_path, opened):
     assert "10.000,00" in tab.locator("#problem").text_content()
 
 
-def test_a_long_table_is_folded_and_opens_by_keyboard(tmp_path, opened):
-    names = tuple(f"client-{k:02d}" for k in range(40))
-    alpha = [0.001 * k for k in range(40)]
-    target = tmp_path / "page.html"
-    target.write_text(
-        page(write_csv(tmp_path, of_alpha(alpha, 0.78, names=names, round=1))), encoding="utf-8"
-    )
-    tab = opened(target, 360)
+def test_a_long_table_is_folded_and_opens_by_keyboard(tmp_path, shown):
+    names, alpha = tuple(f"client-{k:02d}" for k in range(40)), [0.001 * k for k in range(40)]
+    tab = shown(write_csv(tmp_path, of_alpha(alpha, 0.78, names=names, round=1)), 360)
     visible = "rows => rows.filter(row => row.offsetHeight).length"
     for table in ("#payouts", "#who table"):
         rows = f"{table} tbody tr:not(.fold)"
@@ -363,10 +382,8 @@ def test_every_chart_has_words_and_a_table_in_its_part(decided, opened):
     assert tab.locator("input, select").count() == tab.locator("label").count() == 2
 
 
-def test_names_run_nothing(tmp_path, opened):
-    path = tmp_path / "page.html"
-    path.write_text(page(write_scores(tmp_path, HOSTILE, companion=True)), encoding="utf-8")
-    tab = opened(path, 360)
+def test_names_run_nothing(tmp_path, shown):
+    tab = shown(write_scores(tmp_path, HOSTILE, companion=True), 360)
     tab.select_option("#rule", "equal")
     assert tab.evaluate("window.hacked") is None
     assert set(paid(tab)[0]) == set(HOSTILE)
@@ -381,22 +398,15 @@ PAPER = 688
 NAMES = (LONG, "Donaudampfschifffahrtsgesellschaftskrankenhaus", "Harbour", "Kantonsspital Basel")
 
 
-@pytest.fixture
-def long_names(tmp_path):
-    path = tmp_path / "long.html"
-    path.write_text(page(write_scores(tmp_path, NAMES, companion=True), language="de"), encoding="utf-8")
-    return path
-
-
 def on_paper(tab):
     tab.set_viewport_size({"width": PAPER, "height": 1001})
     tab.emulate_media(media="print")
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
 
 
-def test_nothing_is_cut_off_on_paper(long_names, decided, opened):
-    for path in (long_names, decided[0]):
-        tab = opened(path)
+def test_nothing_is_cut_off_on_paper(tmp_path, shown, decided, opened):
+    long_names = write_scores(tmp_path, NAMES, companion=True)
+    for tab in (shown(long_names, language="de"), opened(decided[0])):
         on_paper(tab)
         assert tab.evaluate("document.documentElement.scrollWidth") <= PAPER
         right = "all => Math.max(...all.map(one => one.getBoundingClientRect().right))"
@@ -423,11 +433,12 @@ def test_paper_has_no_form_no_split_table_and_settings_on_its_last_page(decided,
     assert max(tab.eval_on_selector_all(".quiet, figcaption, td, th", size)) <= body  # small print is small
 
 
-def test_long_names_leave_room_for_the_reasons_and_short_ones_stay_whole(long_names, opened):
-    tab = opened(long_names)
+def test_long_names_leave_room_for_the_reasons_and_short_ones_stay_whole(tmp_path, shown):
+    long_names = write_scores(tmp_path, NAMES, companion=True)
+    tab = shown(long_names, language="de")
     room = tab.eval_on_selector("#paid .scroll", "one => [one.scrollWidth, one.clientWidth]")
     assert room[0] <= room[1]
-    tab = opened(long_names, 390)
+    tab = shown(long_names, 390, language="de")
     lines = """all => all.map(one => {
         const range = document.createRange();
         range.selectNodeContents(one);

@@ -1,4 +1,4 @@
-"""Runs that repeat each other, on a page and in a table: findings, words, hostile names, a browser."""
+"""Runs that repeat each other, on a page and in a table: findings, words, hostile names."""
 
 import json
 import re
@@ -15,9 +15,8 @@ from fedmerit.files.documents import as_csv, as_json, document
 from fedmerit.report.comparison import compared
 from fedmerit.report.page.html import render_comparison
 from fedmerit.report.terminal import print_comparison
+from raising import raises
 from sample import HOSTILE, NAMES, of_alpha, read_aloud
-from tests.report.test_browser import browser, opened  # noqa: F401 - fixtures
-from tests.report.test_browser import pytestmark as in_browser
 from tests.report.test_words import left_over, second_language  # noqa: F401 - a fixture
 
 
@@ -65,15 +64,12 @@ def test_the_page_says_what_holds_and_what_does_not(three):
     found = compared(three)
     told = read_aloud(render_comparison(found))
     assert "North is first each of three times, but 1 of 6 pairs of members changes places" in told
-    assert "That their data stayed the same could not be checked" in told
     assert "5 of 6 pairs of members keep their order in all runs. North and West have the same rank" in told
     assert "South East 1 of 3 1 of 3" in told
     assert "by chance with a probability of at least 1 in 4" in told
-    assert "Every run: The order of members has been the same since the first round." in told
     assert "the true one is 0.5 to 6.3 times as large as shown" in told
     assert "training again moves a score by 2.50 points (standard deviation)" in told
     assert re.search(r"North \+26\.67 ± 8\.17 2\.89 2\.00 3\.51 \+25\.00 \+25\.00 \+30\.00", told)
-    assert "Contribution of each member in points" in told
 
 
 def test_the_table_says_the_same(three, capsys):
@@ -124,17 +120,13 @@ def test_for_programs_there_is_json(three):
     ],
 )
 def test_other_files_are_refused(tmp_path, other, code):
-    with pytest.raises(NotComparable) as error:
+    with raises(NotComparable, code=code):
         compared(written(tmp_path, reports(TRAININGS[0]), other))
-    assert error.value.code == code
 
 
 def test_a_run_and_a_file_are_not_compared(run_folder, three):
-    with pytest.raises(NotComparable) as error:
+    with raises(NotComparable, code="kind", expected="a run folder", got="a file of reports"):
         compared([run_folder, three[0]])
-    assert (error.value.code, error.value.expected, error.value.got) == (
-        "kind", "a run folder", "a file of reports",
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("lost", "code"), [("agreed", "unsettled"), ("state", "unfinished")])
@@ -145,18 +137,16 @@ def test_runs_without_a_settlement_or_with_an_open_one_are_not_compared(tmp_path
         made = settling(tmp_path / name, naming=False, scoring={"method": "both"})
         made.reaches = lambda name, ask: ask.exchange != lost or (lost == "state" and name != "client-3")
         pair.append(made.run().folder)
-    with pytest.raises(NotComparable) as error:
+    with raises(NotComparable, code=code):
         compared(pair)
-    assert error.value.code == code
 
 
 def test_a_run_whose_score_file_was_changed_is_not_compared(run_folder, tmp_path):
     folder = shutil.copytree(run_folder, tmp_path / "run")
     text = (folder / "scores.json").read_text()
     (folder / "scores.json").write_text(text.replace('"round": 2', '"round": 9', 1))
-    with pytest.raises(CopyDiffers) as error:
+    with raises(CopyDiffers, file="scores.json"):
         compared([run_folder, folder])
-    assert error.value.file == "scores.json"
 
 
 def test_whoever_was_away_more_often_in_one_run_is_noted(tmp_path):
@@ -164,9 +154,8 @@ def test_whoever_was_away_more_often_in_one_run_is_noted(tmp_path):
     kept = {key: list(getattr(fewer[0], key))[:3] for key in ("alone", "without", "se_alpha", "clients")}
     fewer[0] = replace(fewer[0], **kept)
     found = compared(written(tmp_path, reports(TRAININGS[0]), fewer))
-    assert [(note.code, note.values.get("client")) for note in found.notes] == [
-        ("repeats-files", None), ("repeats-away", "West"),
-    ]  # fmt: skip
+    codes = [(note.code, note.values.get("client")) for note in found.notes]
+    assert codes == [("repeats-files", None), ("repeats-away", "West")]
 
 
 # ---------------------------------------------------------------------------------------------------- words
@@ -184,35 +173,6 @@ def test_neither_page_nor_table_has_a_word_of_the_first_language(three, second_l
 def test_names_are_only_text_and_the_same_runs_give_the_same_page(tmp_path):
     paths = written(tmp_path, *(reports(one, HOSTILE) for one in TRAININGS))
     page = render_comparison(compared(paths))
-    assert "<img" not in page
-    assert "<b>bold" not in page
+    assert not re.search("<img|<b>bold", page)
     assert "{{ 7 * 7 }}" in page
     assert page == render_comparison(compared(paths))
-
-
-# ------------------------------------------------------------------------------------------------ a browser
-
-
-def browsed(test):
-    for mark in in_browser:
-        test = mark(test)
-    return test
-
-
-@browsed
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
-def test_it_draws_at_every_width_and_loads_nothing(tmp_path, opened, width, scheme):  # noqa: F811
-    path = tmp_path / "comparison.html"
-    found = compared(written(tmp_path, *(reports(one, HOSTILE) for one in TRAININGS)))
-    path.write_text(render_comparison(found), encoding="utf-8")
-    tab = opened(path, width, scheme)
-    assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    charts = tab.eval_on_selector_all(
-        "[data-chart]",
-        "all => all.map(each => [each.dataset.chart, each.clientWidth, "
-        "each.querySelector('svg').getBoundingClientRect().width])",
-    )
-    assert [name for name, _, _ in charts] == ["scores", "spreads", "ranks", "settling"]
-    assert all(room - 6 <= drawn <= room + 1 for _, room, drawn in charts)
-    assert tab.evaluate("window.hacked") is None

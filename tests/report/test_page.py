@@ -6,8 +6,8 @@ import json
 import re
 import shutil
 import sqlite3
-import subprocess
 import sys
+from contextlib import closing
 from itertools import pairwise
 from urllib.parse import unquote
 
@@ -20,11 +20,12 @@ from fedmerit.notes import listed
 from fedmerit.report.page import text as words
 from fedmerit.report.page.html import OURS, approvals, facts_of, page, page_of_run, signatures
 from fedmerit.report.payment import rules_of
-from fedmerit.report.text import dashed, rank_text, sure_worth, total_text, worth
+from fedmerit.report.text import dashed, rank_text, sure_worth, total_text, unbroken, worth
 from fedmerit.scoring.accumulate import accumulate
 from fedmerit.settings import Heading
 from fedmerit.storage.recorder import record_approval, sign
 from fedmerit.storage.run_folder import read_costs, timed
+from fedmerit.verify import verify_folder
 from linear_federation import Federation, write_key
 from runs import record_decision, sound
 from sample import HOSTILE, changed, of_alpha, read_aloud, rounds, write_csv, write_scores
@@ -60,11 +61,8 @@ def test_the_page_is_one_small_file_and_the_same_each_time(run_folder):
     text = page(run_folder)
     assert len(text.encode()) < 2_000_000
     assert text == page(run_folder)
-    outside = re.sub(
-        r"<script type=\"module\">.*?</script>", "", text, flags=re.S
-    )  # Vega names its namespaces
-    assert "http:" not in outside
-    assert "https:" not in outside
+    ours = re.sub(r"<script type=\"module\">.*?</script>", "", text, flags=re.S)  # Vega names its namespaces
+    assert not re.search("https?:", ours)
     assert "default-src 'none'" in text
 
 
@@ -103,12 +101,8 @@ def test_a_run_tells_how_it_was_computed(run_folder):
     facts = facts_of(run_folder)
     said = read_aloud(page(run_folder))
     run = facts.source.run
-    for fact in (
-        run.head,
-        run.pool["root"],
-        run.first.terms["config_hash"],
-        f"version {run.first.terms['version']}",
-    ):
+    terms = run.first.terms
+    for fact in (run.head, run.pool["root"], terms["config_hash"], f"version {terms['version']}"):
         assert fact in said
     assert "chain and signatures in order" in said
     assert "any member's model update" in said
@@ -116,13 +110,36 @@ def test_a_run_tells_how_it_was_computed(run_folder):
     assert f"{4 * facts.source.costs.parameters:,} bytes" in said
 
 
+PLANTED = "Rehearsal: labels were replaced by random ones on purpose: 90% at Dale (corruption.label_noise)."
+
+
+@pytest.mark.parametrize("gone", ["", "config.toml", "ledger.sqlite"])
+def test_a_fault_that_the_settings_planted_is_told_above_the_headline(run_folder, tmp_path, gone):
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    if gone:
+        (folder / gone).unlink()
+    text = page(folder)
+    assert f'<p class="alarm">{unbroken(PLANTED)}</p>' in text[: text.index("<h1>")]
+
+
+def test_score_rewards_statements_and_verify_tell_a_planted_fault_first(run_folder, tmp_path, fedmerit):
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    for command in (("score",), ("rewards", "--budget", "100.00", "--despite-doubts")):
+        assert fedmerit.said(command[0], folder, *command[1:]).splitlines()[0] == PLANTED
+    _, out, err = fedmerit("score", folder, "--format", "json")
+    assert (err.splitlines()[0], "cumulative" in json.loads(out)) == (PLANTED, True)
+    for name in ("Abbey", "Bridge", "Castle", "Dale", "Elm"):
+        assert (folder / "statements" / f"{name}.md").read_text().split("\n\n")[3] == PLANTED
+        assert json.loads((folder / "statements" / f"{name}.json").read_text())["planted"] == PLANTED
+    assert PLANTED in list(verify_folder(folder))
+    (folder / "ledger.sqlite").unlink()
+    assert fedmerit.said("score", folder).splitlines()[0] == PLANTED
+
+
 def test_a_tampered_ledger_is_the_first_thing_one_reads(run_folder, tmp_path):
-    folder = tmp_path / "copy"
-    shutil.copytree(run_folder, folder)
-    db = sqlite3.connect(folder / "ledger.sqlite")
-    db.execute("UPDATE records SET author = 'Castle' WHERE author = 'Dale'")
-    db.commit()
-    db.close()
+    folder = shutil.copytree(run_folder, tmp_path / "copy")
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as db, db:
+        db.execute("UPDATE records SET author = 'Castle' WHERE author = 'Dale'")
     said = read_aloud(page(folder))
     alarm = said.index("The ledger of this run does not verify. record")
     assert alarm < said.index(QUESTIONS[0])
@@ -149,15 +166,8 @@ def test_companions_that_disagree_are_named(tmp_path):
     assert accuracy.turned == {"West": True, "North": False}
     assert accuracy.spearman < 0
     said = read_aloud(page(tmp_path / "scores.json"))
-    assert (
-        "Accuracy significantly contradicts the ranking: by this measure, West contributed more than North."
-        in said
-    )
-    assert (
-        "By accuracy, West improved the model; by the paid measure, the member made it worse. "
-        "Both findings are statistically significant." in said
-    )
-    assert "Accuracy is the part of the test samples for which the model's first answer is right." in said
+    assert "contradicts the ranking: by this measure, West contributed more than North." in said
+    assert "By accuracy, West improved the model; by the paid measure, the member made it worse." in said
     assert "The measures disagree about West and North" in said or "about North and West" in said
 
 
@@ -300,10 +310,8 @@ def test_the_shipped_vega_is_the_one_that_vl_convert_carries():
 def test_the_command_overwrites_only_pages(tmp_path):
     path, target = write_scores(tmp_path), tmp_path / "mine.html"
     target.write_text("<p>mine</p>")
-    refused = call("page", path, "--out", target).exception
-    assert (
-        str(refused) == f"{target}: exists, and was not written by fedmerit: choose another --out, or --force"
-    )
+    refused = str(call("page", path, "--out", target).exception)
+    assert refused == f"{target}: exists, and was not written by fedmerit: choose another --out, or --force"
     assert target.read_text() == "<p>mine</p>"
     for force in (["--force"], []):  # then it is one
         assert call("page", path, "--out", target, *force).exit_code == 0
@@ -356,12 +364,3 @@ def test_without_jinja_a_run_says_how_to_get_a_page(run_folder, tmp_path, monkey
     assert not [*folder.glob("page*.html")]
     with pytest.raises(MissingExtra, match="the page needs: pip install"):
         page(folder)
-
-
-def test_without_jinja_the_command_says_what_it_needs(tmp_path):
-    program = "import sys; sys.modules['jinja2'] = None; from fedmerit.cli import main; main()"
-    command = [sys.executable, "-c", program, "page", str(write_scores(tmp_path))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr == "error: the page needs: pip install 'fedmerit[page]'\n"
-    assert not (tmp_path / "scores.html").exists()
