@@ -114,15 +114,13 @@ def told(member, alpha, terms):
 
 
 def test_a_smallest_share_is_named_beside_the_rule_it_bends():
-    text = told("C", [0.3, 0.2, -0.1], Terms("1000.00", "accuracy", rule="fair", floor=0.05))
-    assert "**50.00** of 1,000.00" in text
-    assert (
-        "a member below zero earns nothing. By the terms of this decision, no member who reported has a "
-        "share below 5.00%, whatever the score. The others gain or lose the difference in proportion."
-    ) in text
-    assert "terms of this decision" not in told(
-        "C", [0.3, 0.2, -0.1], Terms("1000.00", "accuracy", rule="fair")
+    plain, floored = (
+        told("C", [0.3, 0.2, -0.1], Terms("1000.00", "accuracy", rule="fair", floor=floor))
+        for floor in (0.0, 0.05)
     )
+    assert "**50.00** of 1,000.00" in floored
+    assert "By the terms of this decision, no member who reported has a share below 5.00%" in floored
+    assert "terms of this decision" not in plain
 
 
 def test_another_score_than_the_contribution_is_named():

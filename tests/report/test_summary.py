@@ -51,17 +51,32 @@ def test_standings_are_in_order_with_intervals_and_shares():
     low, high = found.standings[0].interval
     assert (low, high) == pytest.approx((0.2 - 0.0030616, 0.2 + 0.0030616), abs=1e-5)
     assert [one.share for one in found.standings] == pytest.approx([2 / 3, 1 / 3, 0], abs=1e-4)
+    assert {one.client: one.share for one in found.standings} == dict(shares(found.total))  # what is paid
     assert found.last_scores["LOO"].as_dict()["good"] == pytest.approx(0.2)
     assert found.standings[0].samples is None
     assert found.status == {"FP": "ok", "EE": "ok"}
 
 
-def test_one_that_is_surely_last_is_a_suspect():
-    found = facts_from([reports()])
-    assert found.suspects == ("bad",)
-    assert found.groups == (("good",), ("fair",), ("bad",))
-    assert "bad is significantly below every other member: talk to this member" in shown(found)
-    assert "indistinguishable" not in shown(found)
+ALONE = Reports(
+    empty=0.1, grand=0.5, alone=[0.2], without=[0.3], clients=["a"], silent=["b"], se_alpha=[0.01]
+)
+
+
+@pytest.mark.parametrize(
+    ("one", "suspects", "groups"),
+    [
+        (reports(), ("bad",), (("good",), ("fair",), ("bad",))),
+        (reports(se=0.1), (), (("good", "fair", "bad"),)),  # the test set is too small
+        (of_alpha([0.3, 0.2, 0.1], 0.6, names="ABC", se=0.001, round=1), (), (("A",), ("B",), ("C",))),
+        (ALONE, (), (("a",),)),  # of a single reporter nobody can say it
+    ],
+)
+def test_who_is_surely_last_and_did_harm_is_a_suspect(one, suspects, groups):
+    found = facts_from([one])
+    assert (found.suspects, found.groups) == (suspects, groups)
+    text = shown(found)
+    assert ("bad is significantly below every other member: talk to this member" in text) == bool(suspects)
+    assert ("statistically indistinguishable: good, fair, bad" in text) == (groups[0][-1] == "bad")
 
 
 @pytest.mark.long
@@ -107,23 +122,6 @@ def test_a_zero_without_any_error_is_not_surely_anything():
     assert sure_signs(given) == [0, 1]
 
 
-def test_nobody_is_suspected_where_the_test_set_is_too_small():
-    found = facts_from([reports(se=0.1)])
-    assert found.suspects == ()
-    assert found.groups == (("good", "fair", "bad"),)
-    text = shown(found)
-    assert "statistically indistinguishable: good, fair, bad" in text
-    assert "talk to this member" not in text
-    assert "1 (1-3)" in text
-
-
-def test_one_that_is_last_without_harm_is_no_suspect():
-    found = facts_from([of_alpha([0.3, 0.2, 0.1], 0.6, names="ABC", se=0.001, round=1)])
-    assert found.standings[-1].rank_interval == (3, 3)
-    assert found.suspects == ()
-    assert "talk to" not in shown(found)
-
-
 def test_suspects_are_those_that_everybody_beats():
     """The sorted way to find them agrees with all pairs."""
     rng = np.random.default_rng(0)
@@ -157,12 +155,6 @@ def test_shares_are_refused_with_the_reason():
     assert "%" not in text.partition("ALPHA summed")[0]
 
 
-def test_shares_are_those_that_would_be_paid():
-    rounds = [reports(), reports(2)]
-    found = facts_from(rounds)
-    assert {one.client: one.share for one in found.standings} == dict(shares(found.total))
-
-
 def test_who_was_silent_is_said_and_the_last_round_has_no_fp():
     rounds = [reports(), reports(2, clients=("good", "fair"), silent=("bad", "ghost"))]
     found = facts_from(rounds)
@@ -177,13 +169,6 @@ def test_who_was_silent_is_said_and_the_last_round_has_no_fp():
     unnumbered = facts_from([replace(one, round=None) for one in rounds])
     assert "member 'ghost' was in the sum but sent no report: round 2" in unnumbered.notes
     assert "50%" in shown(found)
-
-
-def test_a_single_reporter_is_nobodys_suspect():
-    one = Reports(
-        empty=0.1, grand=0.5, alone=[0.2], without=[0.3], clients=["a"], silent=["b"], se_alpha=[0.01]
-    )
-    assert facts_from([one]).suspects == ()
 
 
 @pytest.mark.parametrize("missing", ["zero", "own-mean"])
