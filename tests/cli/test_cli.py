@@ -25,7 +25,7 @@ with warnings.catch_warnings():  # some releases of typer use what some releases
 from command_line import FEDMERIT, TINY, call, shell
 from fedmerit import __version__
 from fedmerit.cli import base
-from fedmerit.cli.run import FIRST
+from fedmerit.cli.run import FIRST, is_demo
 from fedmerit.config import from_dict, load
 from fedmerit.errors import FileFormatError, InputError
 from fedmerit.files.documents import as_csv, as_json, document
@@ -119,20 +119,6 @@ def test_score_as_json_and_csv_reads_back(fedmerit, reports, tmp_path):
     assert float(rows[1]["ALPHA"]) == pytest.approx(0.2)
 
 
-def test_one_round_of_json(fedmerit, tmp_path):
-    out = fedmerit.said("score", write(tmp_path / "r.json", ROUND), "--score", "merit")
-    assert "MERIT summed over 1 round, utility accuracy" in out
-    assert "nobody can say how sure these scores are" in out
-
-
-def test_numbers_too_large_to_subtract_are_one_line_too(tmp_path):
-    huge = {"empty": -1e308, "grand": 1e308, "alone": [1e308, 1], "without": [1, 2]}
-    done = shell("score", write(tmp_path / "r.json", huge))
-    assert done.returncode == 2
-    assert_one_line(done.stderr)
-    assert "must be a finite number" in done.stderr
-
-
 @pytest.mark.parametrize("columns", [72, 80, 120])
 def test_nothing_is_cut_off_in_a_narrow_terminal(fedmerit, monkeypatch, tmp_path, columns):
     name = "The Hospital of the Holy Ghost and Associated Clinics [bold]"
@@ -203,9 +189,8 @@ def test_every_share_and_amount_has_an_interval(fedmerit, reports):
         assert least <= Decimal(content["payouts"][name]) <= most
     out = fedmerit.said("rewards", reports, "--budget", "100", "--format", "csv")
     for row in csv.DictReader(io.StringIO(out)):
-        assert [float(row["share_low"]), float(row["share_high"])] == content["share_intervals"][
-            row["client"]
-        ]
+        span = content["share_intervals"][row["client"]]
+        assert [float(row["share_low"]), float(row["share_high"])] == span
         assert [row["payout_low"], row["payout_high"]] == content["payout_intervals"][row["client"]]
     out = fedmerit.said("rewards", reports, "--budget", "100")
     assert "share, 95%" in out
@@ -223,32 +208,6 @@ def test_a_tie_that_is_paid_apart_is_said(fedmerit, tmp_path):
     assert "statistically indistinguishable" not in out
 
 
-def test_rewards_that_must_not_be_paid(fedmerit, tmp_path):
-    bad = ROUND | {"alone": [0.05, 0.02], "without": [0.6, 0.7]}
-    path = write(tmp_path / "r.json", bad)
-    code, out, err = fedmerit("rewards", path, "--budget", "100")
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ")
-    decided = ("rewards", path, "--budget", "100", "--on-undefined", "equal")
-    assert fedmerit(*decided)[:2] == (2, "")  # scores below zero, where the model gained 0.4
-    out = fedmerit.said(*decided, "--despite-doubts")
-    assert "50.00" in out
-
-
-@pytest.mark.parametrize("budget", ["", "-1", "10,000"])
-def test_budgets_that_are_no_money(fedmerit, reports, budget):
-    err = fedmerit.refused("rewards", reports, "--budget", budget)
-    assert "budget" in err
-    assert ("can be read as 10000 and as 10.000" in err) == ("," in budget)
-
-
-@pytest.mark.parametrize(
-    "options", [["--floor", "nan"], ["--cap", "-1"], ["--floor", "0.9"], ["--floor", "0.5", "--cap", "0.2"]]
-)
-def test_floors_and_caps_that_cannot_be_kept(fedmerit, reports, options):
-    fedmerit.refused("rewards", reports, "--budget", "1", *options)
-
-
 # ------------------------------------------------------------------------------------------ bad input
 
 
@@ -261,27 +220,13 @@ def assert_one_line(err):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (CSV.replace("0.2,0.4,0.01", "0.2,0.4,", 1), "line 2: se_alpha of client 'north' in round 1 is"),
         (CSV.replace(",se_alpha", ",alone", 1), "line 1: column 'alone' appears twice"),
-        ("\n\n" + CSV.replace("grand", "grant", 1), "line 3: missing column 'grand'"),
-        ({"rounds": None}, "expected a round, or a list of at least one round"),
-        ("[" * 100_000, "not reports: nested too deeply"),
-        ('{"alone": {"a": 1, "a": 2}}', "not reports: 'a' appears twice in one object"),
         (ROUND | {"alone": [0.2, "0.3"]}, "round 1: alone of client 'south': expected a number, got '0.3'"),
-        (ROUND | {"alone": [0.2, True]}, "round 1: alone of client 'south': expected a number, got True"),
-        (ROUND | {"grand": 10**400}, "round 1: grand must be a finite number, at most 1e+100, got inf"),
-        (ROUND | {"grand": 1.5}, "grand must lie in [0, 1] (as utility 'accuracy' promises), got 1.5"),
-        (ROUND | {"silent": ["north"]}, "client 'north' is listed as silent but has a report"),
-        (ROUND | {"utility": ["accuracy"]}, "utility must be a name, got ['accuracy']"),
-        ([ROUND, ROUND], "round 1 appears twice"),
-        ([ROUND, ROUND | {"round": 2, "utility": "brier"}], "round 2: utility 'brier', but 'accuracy' in"),
         ({"rounds": [{"round": 1, "reports": None}]}, "no round has reports to score"),
-        ({"rounds": [{"round": 1, "reports": [1]}]}, "reports: expected an object, got list"),
     ],
-    ids=lambda v: str(v)[:30],
-)  # fmt: skip
+)
 def test_a_file_that_cannot_be_read_is_one_line_that_leads_to_the_place(fedmerit, tmp_path, content, message):
-    """What else is refused, and where it says that the fault is: tests/files/test_reading.py."""
+    """What else is refused: tests/files/test_reading.py."""
     is_csv = isinstance(content, str) and "," in content and content[:1] != "{"
     path = write(tmp_path / f"reports.{'csv' if is_csv else 'json'}", content)
     for command in (["score"], ["rewards", "--budget", "1"], ["score", "--format", "json"]):
@@ -416,12 +361,8 @@ def test_the_version(fedmerit):
 
 def test_a_shell_completes_commands_and_options():
     for words, found in (("fedmerit sc", "score"), ("fedmerit score --la", "--last-round")):
-        how = {
-            "_FEDMERIT_COMPLETE": "complete_bash",
-            "COMP_WORDS": words,
-            "COMP_CWORD": str(words.count(" ")),
-        }
-        assert shell(**how).stdout.split() == [found]
+        how = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        assert shell(_FEDMERIT_COMPLETE="complete_bash", **how).stdout.split() == [found]
 
 
 def test_a_terminal_shows_warnings_in_colour_unless_there_shall_be_none(monkeypatch, tmp_path):
@@ -441,14 +382,10 @@ def test_init_writes_a_first_run_and_never_over_a_file(fedmerit, tmp_path, monke
     assert "docs/bring-your-own.md" in out
     assert load(path) == from_dict(FIRST)
     path.write_text("mine")
-    code, _, err = fedmerit("init", path)
-    assert (code, err) == (2, f"error: {path}: exists already and is not overwritten\n")
+    assert fedmerit.refused("init", path) == f"error: {path}: exists already and is not overwritten\n"
     assert path.read_text() == "mine"
-    code, _, err = fedmerit("init", tmp_path / "no" / "where.toml")
-    assert (code, err) == (
-        2,
-        f"error: {tmp_path / 'no' / 'where.toml'}: cannot be written: No such file or directory\n",
-    )
+    lost = tmp_path / "no" / "where.toml"
+    assert "where.toml: cannot be written: No such file or directory" in fedmerit.refused("init", lost)
 
 
 def test_a_roster_is_changed_by_its_members(fedmerit, tmp_path):
@@ -625,13 +562,10 @@ def test_resume(fedmerit, run_folder, tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.rounds=0", "training.rounds: expected at least 1 round, got 0"),
         ("rounds=1", "expected section.key=value, such as training.rounds=3, got 'rounds=1'"),
-        ("data.name=npz", "dataset 'npz' needs the path of its files"),
         ("data.options={size=3}", "has no option 'size'"),
         ("partition.sizes=[9999, 9999, 9999]", "partition.sizes: they add up to 29997 samples"),
         ("run.device=tpu", "run.device: expected auto, cpu or cuda, got 'tpu'"),
-        ("corruption.free_rider={client-0='lazy'}", "lazy"),
     ],
 )
 def test_bad_settings_of_a_run_are_one_line(fedmerit, tmp_path, override, message):
@@ -642,22 +576,6 @@ def test_bad_settings_of_a_run_are_one_line(fedmerit, tmp_path, override, messag
     assert_one_line(last)
     assert message in last
     assert not (tmp_path / "run" / "scores.json").exists()
-
-
-def test_a_run_in_which_every_round_was_aborted(fedmerit, tmp_path):
-    config = write(tmp_path / "tiny.toml", TINY)
-    away = "participation.away={client-0=[1, 2]}"
-    code, out, err = fedmerit("run", config, "--out", tmp_path / "run", "--set", away)
-    assert code == 2
-    assert "round 2/2: 2 scheduled, at least 3 of the 3 members are needed" in err
-    assert err.splitlines()[-1] == (
-        f"error: {tmp_path / 'run'}: no round was scored, and the run is over: its ledger holds 18 records, "
-        "2 of 2 rounds closed; rounds 1 and 2 aborted (round 2: 2 scheduled, at least 3 of the 3 members are "
-        "needed); no round has a sum; start another in a new folder, with more members who stay to the end "
-        "of a round"
-    )
-    out = fedmerit.said("verify", tmp_path / "run")
-    assert "rounds: 2 of 2, 2 aborted" in out
 
 
 def test_the_demo_replaces_its_own_run_and_nobody_elses(fedmerit, run_folder, tmp_path):
@@ -678,12 +596,8 @@ def test_the_demo_replaces_its_own_run_and_nobody_elses(fedmerit, run_folder, tm
             "settlement: 0 of 1 equations hold",
             "settlement: in round 1 Elm stated a false number (proved by the masks of that round)",
         ]
-    from fedmerit.cli.run import is_demo
-
     assert is_demo(tmp_path / "demo-liar")
-    assert (
-        fedmerit("rewards", tmp_path / "demo", "--budget", "9", "--rule", "equal", "--despite-doubts")[0] == 0
-    )
+    fedmerit.said("rewards", tmp_path / "demo", "--budget", "9", "--rule", "equal", "--despite-doubts")
     before = (tmp_path / "demo" / "ledger.sqlite").read_bytes()
     told = f"error: {tmp_path / 'demo'}: holds a run with a decision, which the demo does not delete"
     assert fedmerit.refused("demo", "--out", tmp_path / "demo", *small).startswith(told)
@@ -695,10 +609,7 @@ def test_a_plan_says_what_a_run_will_cost(fedmerit, brief_plans, tmp_path):
     out = fedmerit.said("plan", tmp_path / "c.toml", "--set", "scoring.truth=['mr-shapley']")
     assert "3 members, 2 rounds" in out
     assert re.search(r"^ *MR-SV \(analysis\) +16 ", out, flags=re.M)
-    first = (
-        r"with 25 test samples, members whose scores differ by less than [\d.]+ points of expected-accuracy "
-    )
-    assert re.match(first + r"cannot be told apart, and from \d+ points on they can; ", out)
+    assert out.startswith("with 25 test samples, members whose scores differ by less than ")
     assert "settlement after the last round, on 25 test samples: each member receives" in out
     assert "participation.fraction" not in out
     assert re.search(r"^training samples: client-0 \d+, client-1 \d+, client-2 \d+$", out, flags=re.M)

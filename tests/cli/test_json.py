@@ -9,18 +9,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from fedmerit.config import from_dict
 from fedmerit.simulation.run import run
-from tiny import losing
+from tiny import losing, tiny
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "output.schema.json").read_text())
-TINY = {
-    "data": {"test_size": 50},
-    "partition": {"scheme": "sizes", "sizes": [60, 50, 70, 40], "names": ["A", "B", "C", "D"]},
-    "model": {"name": "network:tiny"},
-    "training": {"rounds": 2, "local_epochs": 1, "batch_size": 16},
-}
+NAMED = 'partition.names=["A", "B", "C", "D"]'
+PLAIN = "scoring.utilities=['expected-accuracy']"
 
 
 def valid(text, command):
@@ -37,9 +32,9 @@ def runs(tmp_path_factory):
     truth = ['scoring.truth=["mr-shapley"]', 'scoring.utilities=["expected-accuracy", "neg-loss"]']
     with losing({"D": "1:report"}):
         for method in ("reports", "settled", "both"):
-            run(from_dict(TINY, [f"scoring.method={method}"]), home / method)
-        run(from_dict(TINY, ["scoring.method=reports", "run.repeat=2"]), home / "again")
-        run(from_dict(TINY, ["scoring.method=reports", *truth]), home / "truth")
+            run(tiny(NAMED, PLAIN, f"scoring.method={method}"), home / method)
+        run(tiny(NAMED, PLAIN, "run.repeat=2"), home / "again")
+        run(tiny(NAMED, *truth), home / "truth")
     return home
 
 
@@ -81,7 +76,7 @@ def test_runs_that_are_compared(runs, fedmerit):
 @pytest.mark.parametrize("method", ["reports", "settled", "both"])
 def test_a_plan(fedmerit, brief_plans, tmp_path, method):
     config = tmp_path / "my.toml"
-    config.write_text(from_dict(TINY, [f"scoring.method={method}"]).to_toml())
+    config.write_text(tiny(NAMED, "scoring.utilities=['brier']", f"scoring.method={method}").to_toml())
     code, out, err = fedmerit("plan", config, "--format", "json")
     assert (code, err) == (0, "")
     found = valid(out, "plan")

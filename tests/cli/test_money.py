@@ -9,6 +9,9 @@ import pytest
 
 from command_line import call
 from fedmerit.cli.base import errors_as_messages
+from fedmerit.simulation.run import run
+from runs import read_run
+from tiny import tiny
 
 SILENT = """round,client,silent,empty,grand,alone,without
 1,A,,0.1,0.4,0.2,0.3
@@ -42,16 +45,15 @@ def test_who_never_reported_has_a_row_with_nothing_and_a_reason(silent, rule):
         "member 'Eve' was in the sum but never reported: it has no score and is paid nothing under any rule"
     )
     when = "member 'Eve' was in the sum but sent no report: rounds 1 and 2"
-    text = call("rewards", silent, "--budget", "1000", "--rule", rule).output
+    asked = ("rewards", silent, "--budget", "1000", "--rule", rule)
+    text = call(*asked).output
     assert ["Eve", "0.00%", "0.00"] in [line.split()[:3] for line in text.splitlines()]
     assert f"note: {reason}" in text
     assert f"note: {when}" in text
-    plain = json.loads(call("rewards", silent, "--budget", "1000", "--rule", rule, "--format", "json").stdout)
+    plain = json.loads(call(*asked, "--format", "json").stdout)
     assert (plain["shares"]["Eve"], plain["payouts"]["Eve"]) == (0.0, "0.00")
     assert {reason, when} <= set(plain["notes"])
-    rows = csv.DictReader(
-        io.StringIO(call("rewards", silent, "--budget", "9", "--rule", rule, "--format", "csv").stdout)
-    )
+    rows = csv.DictReader(io.StringIO(call(*asked, "--format", "csv").stdout))
     assert [(row["client"], row["payout"]) for row in rows][-1] == ("Eve", "0.00")
 
 
@@ -66,21 +68,12 @@ def test_advice_names_the_option_and_the_argument(tmp_path):
 
 
 def test_a_decision_records_the_currency_of_its_budget(tmp_path):
-    from fedmerit.config import from_dict
-    from fedmerit.simulation.run import run
-    from runs import read_run
-
     folder = tmp_path / "run"
-    tiny = {
-        "data": {"test_size": 50}, "partition": {"clients": 3}, "model": {"name": "network:tiny"},
-        "training": {"rounds": 1, "local_epochs": 1},
-    }  # fmt: skip
-    run(from_dict(tiny), folder)
+    run(tiny("training.rounds=1"), folder)
     paid = call("rewards", folder, "--budget", "1.234,50 EUR", "--rule", "equal").output
     assert "budget 1,234.50 EUR, rule equal" in paid
-
-    assert read_run(folder)[1][-1].heading.currency == "EUR"
-    assert read_run(folder)[1][-1].paid.currency == "EUR"
+    made = read_run(folder)[1][-1]
+    assert (made.heading.currency, made.paid.currency) == ("EUR", "EUR")
     assert "the division of 1,234.50 EUR by the rule equal" in call("verify", folder).output
     other = call("rewards", folder, "--budget", "1234.5 EUR", "--rule", "equal", "--currency", "USD")
     assert "--budget: expected an amount in USD, got one in EUR" in str(other.exception)
@@ -96,9 +89,7 @@ def test_a_decision_records_the_currency_of_its_budget(tmp_path):
 @pytest.mark.parametrize("options", [["--score", "LOO"], ["--missing", "own-mean"]])
 def test_what_a_csv_of_scores_cannot_hold_is_refused(silent, options):
     said = failure("score", silent, "--format", "csv", *options)
-    assert said.startswith(
-        f"{options[0]}: expected --format table or json, got csv, which holds the scores of"
-    )
+    assert said.startswith(f"{options[0]}: expected --format table or json, got csv")
     assert call("score", silent, "--format", "json", *options).exit_code == 0
 
 

@@ -47,19 +47,6 @@ def test_a_notebook_shows_the_best_first_and_runs_no_name():
     assert "ALPHA, gain +0.6000" in shown
 
 
-@pytest.mark.parametrize(
-    ("size", "shown"),
-    [(2e-5, "+0.0000200 ± 0.0000020"), (2.0, "+2.0000 ± 0.1960"), (2e4, "+20000.00 ± 1959.96")],
-)
-def test_a_notebook_shows_as_many_decimals_as_the_terminal(size, shown):
-    raw = np.array([size, -size / 2])
-    found = fm.Scores(
-        score="ALPHA", clients=("A", "B"), values=raw, raw=raw, gain=size, stderr=[size / 20] * 2
-    )
-    assert f"<td>{shown}</td>" in found._repr_html_()
-    assert f"gain {shown.split()[0]}" in found._repr_html_()
-
-
 def test_a_notebook_says_when_values_must_not_be_used_and_what_is_cut_short():
     worse = fm.Reports(empty=0.5, grand=0.4, alone=[0.4, 0.45], without=[0.5, 0.45])  # alpha below zero
     shown = fm.fp(worse)._repr_html_()

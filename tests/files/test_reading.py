@@ -63,6 +63,7 @@ def test_what_is_written_reads_back_the_same(tmp_path):
     assert content["cumulative"]["ALPHA"] == pytest.approx([0.1 + 0.0, 0.2 + 0.1])
 
 
+ACCURACY = {"utility": "accuracy"}
 LISTED = {"clients": ["north", "south"], "rounds": [ROUND]}
 HEADER = "round,client,empty,grand,alone,without"
 COMPANY = {
@@ -94,6 +95,8 @@ REFUSED = [
     (csv(",se_alpha\n", ",se_alfa\n"), "did you mean 'se_alpha'"),
     (csv("1,south", "1,north"), "line 3: round 1: client 'north' is already on line 2"),
     (csv("0.2,0.4,", "0.2,,"), "line 2: without of client 'north' in round 1 is missing"),
+    (csv("0.2,0.4,0.01", "0.2,0.4,"), "line 2: se_alpha of client 'north' in round 1 is"),
+    ("\n\n" + csv("grand", "grant"), "line 3: missing column 'grand'"),
     (csv("0.2,0.4,", "0.2,high,"),
      "line 2: without of client 'north' in round 1 must be a number, got 'high'"),
     (csv("0.2,0.4,", "0.2,nan,"),
@@ -138,6 +141,14 @@ REFUSED = [
     ([], "at least one round"),
     ([3], "round 1 of the file: expected an object, got int"),
     (ROUND | {"alones": 1}, "unknown field 'alones'"),
+    ({"rounds": None}, "expected a round, or a list of at least one round"),
+    (ROUND | {"alone": [0.2, True]}, "round 1: alone of client 'south': expected a number, got True"),
+    (ROUND | {"grand": 10**400}, "round 1: grand must be a finite number, at most 1e+100, got inf"),
+    (ROUND | {"grand": 1.5, "utility": "accuracy"}, "grand must lie in [0, 1] (as utility 'accuracy' promi"),
+    (ROUND | {"silent": ["north"]}, "client 'north' is listed as silent but has a report"),
+    (ROUND | {"utility": ["accuracy"]}, "utility must be a name, got ['accuracy']"),
+    ([ROUND | ACCURACY, ROUND | {"utility": "brier"}], "round 2: utility 'brier', but 'accuracy' in"),
+    ({"rounds": [{"round": 1, "reports": [1]}]}, "reports: expected an object, got list"),
     (ROUND | {"alone": None}, "alone is missing"),
     (ROUND | {"alone": {"north": 0.2}}, "alone of client 'south' is missing"),
     (ROUND | {"alone": {"north": 0, "south": 0, "x": 0}}, "unknown client 'x'; known: north, south"),
@@ -177,9 +188,6 @@ def test_a_file_that_cannot_be_read_leads_to_the_place(tmp_path, content, says):
     assert says in str(caught.value)
     if is_json:
         assert str(caught.value).count("round 1") <= 1
-
-
-ACCURACY = {"utility": "accuracy"}
 
 
 @pytest.mark.parametrize(

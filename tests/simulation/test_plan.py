@@ -1,13 +1,24 @@
-"""What a plan says of bytes and of the settlement, beside what is really sent."""
+"""What a plan says, beside what is really sent; a first run finds what was planted; progress ends."""
 
+import io
 import math
+from itertools import groupby, pairwise
 
 import pytest
+from rich.console import Console
 
-from fedmerit.simulation.plan import fixed_bytes, plan
+from fedmerit.cli.run import FIRST, commented_config
+from fedmerit.config import from_dict
+from fedmerit.report import terminal
+from fedmerit.report.facts import Facts
+from fedmerit.report.source import read_source
+from fedmerit.report.terminal import print_plan, watching
+from fedmerit.simulation import plan as planning
+from fedmerit.simulation.plan import fixed_bytes, plan, resolution
+from fedmerit.simulation.run import Progress, run
 from fedmerit.simulation.setup import prepare
 from linear_federation import SIZE, Federation, fit
-from tiny import tiny
+from tiny import losing, tiny
 
 NAMES = ("fit", "again", "third")
 
@@ -68,3 +79,112 @@ def test_what_a_settled_run_does_not_measure_is_not_planned():
     assert [cost.name for cost in both.costs] == [cost.name for cost in reports.costs]
     assert (both.pool, reports.pool) == (25, 50)
     assert reports.settlement is None
+
+
+# -------------------------------------------------------------------------------- a first run, and progress
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_run_that_init_writes_names_the_member_with_wrong_labels(fedmerit, tmp_path, seed):
+    (tmp_path / "my.toml").write_text(commented_config())
+    (liar,) = FIRST["corruption"]["label_flip"]
+    settings = ("--set", f"run.seed={seed}", "--set", "secure_aggregation.enabled=false")
+    fedmerit.said("run", tmp_path / "my.toml", "--out", tmp_path / "run", *settings)
+    facts = Facts(read_source(tmp_path / "run"))
+    assert tuple(facts.suspects) == (liar,)
+    assert facts.standing[liar].rank == 6
+    assert facts.standing[liar].share == 0
+    assert min(one.share for name, one in facts.standing.items() if name != liar) > 0.1
+    assert not any(doubt.gross for doubt in facts.doubts)
+    assert set(facts.status.values()) == {"ok"}  # neither FP nor EE is reversed
+
+
+# ------------------------------------------------------------------------------------------------- a plan
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(0.01, 1), (0.0, 51)])
+def test_a_plan_measures_slow_work_once_and_quick_work_often_but_not_for_long(monkeypatch, seconds, calls):
+    """The clock goes on by so many seconds a call."""
+    done, federation = [], prepare(tiny("model.name=mlp"))
+    monkeypatch.setattr(planning, "CALIBRATION", 0.001)
+    monkeypatch.setattr(planning.time, "perf_counter", lambda: seconds * len(done))
+    assert planning._clocked(lambda: done.append(1), federation) == pytest.approx(seconds)
+    assert len(done) <= calls
+
+
+def test_a_plan_says_first_what_the_test_set_cannot_tell_apart_and_demands_nothing(brief_plans):
+    planned, out = plan(from_dict(FIRST, ("data.test_size=100",)), calibrate=False), io.StringIO()
+    print_plan(Console(file=out, width=500), planned)
+    first, *_ = out.getvalue().splitlines()
+    low, high = (100 * gap for gap in planned.resolution.gaps)
+    assert first.startswith("with 50 test samples, members whose scores differ by less than ")
+    assert (
+        f"{low:.1f} points of expected-accuracy cannot be told apart, and from {high:.0f} points on" in first
+    )
+    assert 1 < low < high
+
+
+def test_more_samples_tell_more_apart_and_samples_dealt_alike_too():
+    def gaps(samples, *overrides):
+        return resolution(from_dict({}, overrides), 6, samples).gaps
+
+    few, many = gaps(250), gaps(1000)
+    assert [2 * gap for gap in many] == pytest.approx(few)
+    assert gaps(250, "partition.scheme=iid") < few
+    assert gaps(250, "scoring.utilities=['accuracy']", "scoring.method=reports")[0] > few[0]
+
+
+# ----------------------------------------------------------------------------------------------- progress
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    """All steps of a run with ground truth, of whose members one is lost."""
+    told = []
+    with losing({"client-1": "2:unmask"}):
+        config = tiny("scoring.method=both", "scoring.truth=['mr-shapley', 'shapley']", "model.name=mlp")
+        run(config, tmp_path_factory.mktemp("steps") / "run", watch=told.append)
+    return [step for step in told if step.stage != "note"]
+
+
+def test_ground_truth_tells_how_many_coalitions_are_done_of_all(steps):
+    found = [(step.round, step.done, step.total) for step in steps if step.stage == "coalitions"]
+    assert found == [(number, done, 16) for number in (1, 2) for done in (0, 8, 16)]
+    again = [(step.done, step.total) for step in steps if step.stage == "retrain"]
+    assert again[0] == (0, 64)
+    assert again[-1] == (64, 64)
+    assert all(after[0] == before[0] + 1 for before, after in pairwise(again))
+
+
+def test_every_stage_ends_with_all_of_it_done(steps):
+    for stage, group in groupby(steps, key=lambda step: (step.stage, step.round)):
+        *_, last = group
+        assert last.done == last.total or stage == ("round", 1), stage
+    assert steps[-1].stage == "settle"
+
+
+def test_lines_tell_of_long_stages_now_and_then(steps, monkeypatch):
+    monkeypatch.setattr(terminal, "LATELY", 0.0)
+    out = io.StringIO()
+    with watching(Console(file=out, width=100)) as watch:
+        for step in steps:
+            watch(step)
+    assert "\ncoalitions: 8 of 16\n" in out.getvalue()
+    assert "\nretraining: 64 of 64\n" in out.getvalue()
+    monkeypatch.setattr(terminal, "LATELY", 1e9)
+    quiet = io.StringIO()
+    with watching(Console(file=quiet, width=100)) as watch:
+        watch(Progress("coalitions", 1, 2, 8, 16))
+    assert quiet.getvalue() == ""
+
+
+def test_nothing_half_done_is_left_on_a_terminal(steps):
+    """Where a terminal cannot clear its last lines, they are what it ends with."""
+    out = io.StringIO()
+    with watching(Console(file=out, force_terminal=True, width=100)) as watch:
+        for step in steps:
+            watch(step)
+    last = out.getvalue().rpartition("settlement follows")[2]
+    assert "0/4" not in last
+    assert "2/2" in last
