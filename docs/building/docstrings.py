@@ -26,6 +26,7 @@ def markdown(text: str) -> str:
     text = MATH.sub(_displayed, text + "\n")
     text = re.sub(r":math:`([^`]+)`", r"$\1$", text)
     text = ROLE.sub(lambda found: f"`{found[1].removeprefix('fedmerit.')}`", text)
+    text = re.sub(r"^::\n", "", text, flags=re.MULTILINE)  # a block of code that no sentence introduces
     text = re.sub(r"::$", ":", text, flags=re.MULTILINE).replace("``", "`")
     return EXAMPLE.sub(lambda found: f"```pycon\n{found[0]}```\n", text).strip()
 

