@@ -473,7 +473,7 @@ def test_despite_doubts_pays_and_says_so(swapped):
     assert json.loads(plain.stdout)["notes"][0].startswith(BOTH_NUMBERS)
     assert plain.stderr.startswith(f"WARNING: {BOTH_NUMBERS}")
     rows = csv.DictReader(io.StringIO(call(*command, "--format", "csv").stdout))
-    assert next(iter(rows))["client"] == "Abbey"
+    assert "Abbey" in {row["client"] for row in rows}
     equal = call("rewards", swapped, "--budget", "600", "--rule", "equal")  # it pays by no score
     assert (equal.exit_code, equal.output.count(" 100.00 ")) == (0, 6)
     assert equal.output.startswith(f"WARNING: {BOTH_NUMBERS}")

@@ -20,7 +20,7 @@ from fedmerit.report.page.html import facts_of, page, page_path, paid_table, ren
 from fedmerit.report.payment import rules_of
 from fedmerit.report.source import read_source
 from fedmerit.report.statement import MOST_LINES, as_dict, as_html, as_markdown
-from fedmerit.report.text import money_text, signed_by, sure_share_text
+from fedmerit.report.text import amounts_text, dashed, money_text, signed_by, sure_share_text
 from fedmerit.scoring.amounts import amount_of
 from fedmerit.settings import Heading, file_part
 from fedmerit.verify import verify_folder
@@ -60,8 +60,10 @@ def test_title_opening_and_first_part_are_about_money(folder):
     assert "No member has approved decision 1 yet. This was a rehearsal: one process held all keys" in said
     assert html.count("<table id=") == html.count('id="payouts"') == 1
     facts = facts_of(folder)
-    for line in paid_table(facts, "0", rules_of(facts)[0])[0]:
-        assert f"{line.client} {line.amount} {line.amount_span} {line.share} {line.why}" in said
+    why = text.reasons(facts)
+    for one in paid_table(facts, "0", rules_of(facts)[0])[1]:
+        amounts = f"{one.amount:,} {dashed(amounts_text(one.amount_span))}"
+        assert f"{one.client} {amounts} {one.share:.2%} {why[one.client]}" in said
 
 
 NAMES = tuple("ABCDE")
@@ -322,8 +324,8 @@ def test_a_headline_counts_members_without_a_score(tmp_path):
     assert text.title(facts) == f"{alike}; client-4 gets nothing"
     with speaking("de"):
         assert text.title(facts).endswith(": je 250,00\xa0EUR; client-4 erhält nichts")
-    lines, _ = paid_table(facts, "0", rules_of(facts)[0])
-    assert {line.client for line in lines if line.amount == "0.00"} == {"client-4"}
+    _, lines = paid_table(facts, "0", rules_of(facts)[0])
+    assert {line.client for line in lines if not line.amount} == {"client-4"}
 
 
 def test_a_page_has_one_currency(run_folder, tmp_path):

@@ -29,7 +29,7 @@ from fedmerit.ledger.decisions import Decision
 from fedmerit.ledger.run import Run
 from fedmerit.notes import Note, words
 from fedmerit.report.facts import Facts
-from fedmerit.report.payment import Proposal
+from fedmerit.report.payment import Proposal, paid_lines
 from fedmerit.report.source import Source, source_of
 from fedmerit.report.text import budget_text, findings, money_text, share_text
 from fedmerit.scoring.scores import alpha
@@ -158,8 +158,8 @@ class LoadedRun:
         if not self.decisions:
             return ""
         last = self.decisions[-1]
-        paid = sorted(last.paid.items(), key=lambda item: (-item[1], item[0]))
-        rows = [(name, share_text(last.shares[name], 2), f"{amount:,.2f}") for name, amount in paid]
+        lines = paid_lines(last.shares, last.paid)
+        rows = [(one.client, share_text(one.share, 2), f"{one.amount:,.2f}") for one in lines]
         budget = money_text(last.paid.budget, last.paid.currency or "")
         caption = words("notebook.decision", number=last.number, budget=budget, rule=last.terms.rule)
         headings = (words("notebook.client"), words("terminal.share"), words("terminal.payout"))
@@ -200,13 +200,12 @@ def payouts_workbook(found: Proposal) -> bytes:
     """Return amounts and shares with their intervals, the scores that they follow from, and by which rule."""
     (_, *names), *rows = found.rows()
     header = [words("terminal.member"), *(words(f"book-column.{name}") for name in names)]
-    amounts = [[row[0], *map(_number, row[1:])] for row in rows]
     rule = found.shares.rule
     basis = [budget_text(found.paid, rule), words(f"rule.{rule}", score=found.facts.total.score)]
     basis += [words("terminal.spans")] if found.spans is not None else []
     notes = [*found.warnings, *filter(None, [found.apart]), *found.notes]
     return workbook({
-        words("book.payouts"): [header, *sorted(amounts, key=lambda row: (-row[2], row[0]))],
+        words("book.payouts"): [header, *([row[0], *map(_number, row[1:])] for row in rows)],
         words("book.scores"): _scores(found.facts),
         words("book.how"): _told([*basis, *_basis(found.facts)], notes),
     })  # fmt: skip

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -35,13 +34,11 @@ class AbsenceCost:
 
 @dataclass(frozen=True)
 class RuleFacts:
-    """Shares under one rule as exact integers over a common denominator, or why there are none."""
+    """Shares under one rule, or why there are none."""
 
     name: Rule
     problem: str = ""
-    parts: Mapping[str, int] = field(default_factory=dict)
-    one: int = 1
-    shares: Mapping[str, float] = field(default_factory=dict)
+    shares: Shares | None = None
     notes: tuple[str, ...] = ()
     spans: Spans | None = None  # intervals of the shares
     apart: PaidApart | None = None  # indistinguishable members whom it pays visibly apart
@@ -60,13 +57,9 @@ def _rule(facts: Facts, rule: Rule) -> RuleFacts:
         return RuleFacts(rule, error.note)
     except InputError as error:
         return RuleFacts(rule, str(error))
-    ratios = {name: share.as_integer_ratio() for name, share in divided.items()}
-    whole = math.lcm(*(bottom for _, bottom in ratios.values()))
     return RuleFacts(
         name=rule,
-        parts={name: top * (whole // bottom) for name, (top, bottom) in ratios.items()},
-        one=whole,
-        shares=dict(divided),
+        shares=divided,
         notes=tuple(note for note in divided.notes if note not in total.notes),
         spans=share_intervals(total, divided),
         apart=facts.apart(divided),
@@ -102,6 +95,30 @@ def absence_cost(facts: Facts, client: str) -> AbsenceCost | None:
     return AbsenceCost(float(total.raw[i]), float(mixed["raw"][i]), cents, other_cents)
 
 
+class PaidLine(NamedTuple):
+    """What one member is paid, with its 95 % intervals if they are known."""
+
+    client: str
+    share: float
+    amount: Decimal
+    share_span: tuple[float, float] | None = None
+    amount_span: tuple[Decimal, Decimal] | None = None
+
+
+def paid_lines(
+    divided: Shares, paid: Payouts, spans: Spans | None = None, unscored: Sequence[str] = ()
+) -> list[PaidLine]:
+    """Return what everybody is paid, best paid first; members without a score come last, with nothing."""
+    known = spans or {}
+    within = amounts_within(known, paid)
+    best_first = sorted(paid.items(), key=lambda item: (-item[1], item[0]))
+    lines = [
+        PaidLine(name, divided[name], amount, known.get(name), within.get(name))
+        for name, amount in best_first
+    ]
+    return [*lines, *(PaidLine(name, 0.0, paid.nothing) for name in unscored)]
+
+
 @dataclass(frozen=True)
 class Proposal:
     """Who would be paid what, by which terms, and what to know before it is recorded."""
@@ -125,17 +142,15 @@ class Proposal:
         apart = self.facts.apart(self.shares)
         return apart_text(apart, self.shares) if apart else ""
 
-    @property
-    def amounts(self) -> dict[str, Decimal]:
-        """What everybody is paid; members who never reported or stated come last, with nothing."""
-        return {**self.paid, **dict.fromkeys(self.facts.unscored, self.paid.nothing)}
+    @cached_property
+    def lines(self) -> list[PaidLine]:
+        """What everybody is paid."""
+        return paid_lines(self.shares, self.paid, self.spans, self.facts.unscored)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the proposal for JSON; members who never reported are listed with 0."""
-        divided, spans = self.shares, self.spans
-        ends = {
-            name: [str(end) for end in span] for name, span in amounts_within(spans or {}, self.paid).items()
-        }
+        divided, spans, lines = self.shares, self.spans, self.lines
+        ends = {one.client: [*map(str, one.amount_span)] for one in lines if one.amount_span}
         return {
             "departures": {one.term: {"signed": one.signed, "used": one.used} for one in self.departures},
             "budget": str(self.paid.budget),
@@ -143,8 +158,8 @@ class Proposal:
             "rule": divided.rule,
             "status": divided.status,
             "unpaid": str(self.paid.unpaid),
-            "shares": {**divided, **dict.fromkeys(self.facts.unscored, 0.0)},
-            "payouts": {name: str(amount) for name, amount in self.amounts.items()},
+            "shares": {one.client: one.share for one in lines},
+            "payouts": {one.client: str(one.amount) for one in lines},
             "share_intervals": None if spans is None else {name: list(span) for name, span in spans.items()},
             "payout_intervals": None if spans is None else ends,
             "equal": divided.equal,
@@ -154,12 +169,11 @@ class Proposal:
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the heading and the lines of a table: shares and amounts, and their intervals if known."""
-        spans, within = self.spans or {}, amounts_within(self.spans or {}, self.paid)
         ends = ("share_low", "share_high", "payout_low", "payout_high") if self.spans is not None else ()
         yield ("client", "share", "payout", *ends)
-        for name, amount in self.amounts.items():
-            interval = (*spans.get(name, ("", "")), *within.get(name, ("", ""))) if ends else ()
-            yield (name, self.shares.by_client.get(name, 0.0), str(amount), *interval)
+        for one in self.lines:
+            interval = (*(one.share_span or ("", "")), *(one.amount_span or ("", ""))) if ends else ()
+            yield (one.client, one.share, str(one.amount), *interval)
 
 
 def score_to_pay(source: Source, asked: str | None) -> str | None:

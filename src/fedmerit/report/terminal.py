@@ -33,7 +33,6 @@ from fedmerit.report.text import (
 )
 from fedmerit.scoring.doubts import Doubt
 from fedmerit.scoring.ground_truth import PaperRow, paper_table
-from fedmerit.scoring.rewards import amounts_within
 from fedmerit.scoring.types import Reports
 
 if TYPE_CHECKING:
@@ -175,21 +174,17 @@ def tell_notes(console: Console, notes: Iterable[str], *, name: str = "") -> Non
 def print_proposal(console: Console, found: Proposal) -> None:
     """Print doubts, the share and amount of each member (also of those who never reported), and notes."""
     warn(console, [*found.warnings, *found.facts.doubts])
-    paid, divided, spans = found.paid, found.shares, found.spans
-    best_first = sorted(paid.items(), key=lambda item: (-item[1], item[0]))
-    best_first += [(name, paid.nothing) for name in found.facts.unscored]
     columns = {
-        words("terminal.member"): [printable(name) for name, _ in best_first],
-        words("terminal.share"): [share_text(divided.by_client.get(name, 0.0), 2) for name, _ in best_first],
-        words("terminal.payout"): [f"{amount:,}" for _, amount in best_first],
+        words("terminal.member"): [printable(one.client) for one in found.lines],
+        words("terminal.share"): [share_text(one.share, 2) for one in found.lines],
+        words("terminal.payout"): [f"{one.amount:,}" for one in found.lines],
     }
-    if spans is not None:
-        amounts = amounts_within(spans, paid)
-        columns[words("terminal.span-share")] = [span_text(spans.get(name)) for name, _ in best_first]
-        columns[words("terminal.span-payout")] = [amounts_text(amounts.get(name)) for name, _ in best_first]
+    if found.spans is not None:
+        columns[words("terminal.span-share")] = [span_text(one.share_span) for one in found.lines]
+        columns[words("terminal.span-payout")] = [amounts_text(one.amount_span) for one in found.lines]
     _print_table(console, columns)
-    _say(console, budget_text(paid, divided.rule))
-    if spans is not None:
+    _say(console, budget_text(found.paid, found.shares.rule))
+    if found.spans is not None:
         _say(console, words("terminal.spans"))
     if found.apart:
         _say(console, found.apart)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from fractions import Fraction
 from functools import cache
 from importlib import resources
 from importlib.util import find_spec
@@ -26,7 +26,7 @@ from fedmerit.notes import LANGUAGES, capital, day, formatted, speaking, words
 from fedmerit.report.comparison import Comparison
 from fedmerit.report.facts import Facts
 from fedmerit.report.page import charts, text
-from fedmerit.report.payment import RuleFacts, rules_of
+from fedmerit.report.payment import PaidLine, RuleFacts, paid_lines, rules_of
 from fedmerit.report.source import read_source
 from fedmerit.report.text import (
     about,
@@ -51,8 +51,8 @@ from fedmerit.report.text import (
     worth,
 )
 from fedmerit.scoring.accumulate import FEWEST_ROUNDS
-from fedmerit.scoring.amounts import decimals_of, money_of, payouts, spelled
-from fedmerit.scoring.rewards import STEP, Spans, amounts_within
+from fedmerit.scoring.amounts import Payouts, decimals_of, money_of, payouts, spelled
+from fedmerit.scoring.rewards import STEP
 from fedmerit.settings import Heading, file_part
 from fedmerit.storage.run_folder import write
 
@@ -165,8 +165,8 @@ def render(facts: Facts) -> str:
     decision, currency, rules = facts.decision, facts.terms.currency, rules_of(facts)
     budget = str(decision.paid.budget) if decision else spelled(BUDGET, currency)
     any_spans = facts.spans is not None or any(rule.spans for rule in rules)
-    lines, foot = paid_table(facts, budget, rules[0])
-    rows, members = charts.course_rows(facts), list(facts.courses)
+    paid, lines = paid_table(facts, budget, rules[0])
+    rows, members, reasons = charts.course_rows(facts), list(facts.courses), text.reasons(facts)
     signed_columns, signers = signatures(facts)
     drawn = {
         "contribution": charts.contribution(facts),
@@ -186,7 +186,7 @@ def render(facts: Facts) -> str:
             "words": _script_words(decimals_of(currency)),
             "decimals": decimals_of(currency),
             "sure": any_spans,
-            "why": text.reasons(facts),
+            "why": reasons,
             "decided": decision is not None,
             "fold": [charts.HEAD, charts.TAIL, charts.MOST],
         },
@@ -206,8 +206,10 @@ def render(facts: Facts) -> str:
         fewest=FEWEST_ROUNDS,
         worth=worth,
         budget=formatted(Decimal(budget), "f"),
-        paid=lines,
-        paid_foot=foot,
+        paid=paid,
+        lines=lines,
+        why=reasons,
+        percent=_percent_of_longest(paid, lines),
         any_spans=any_spans,
         about=about(facts.terms),
         checks=[line for line in facts.source.checks if line.code != "head"],  # shown separately
@@ -304,7 +306,8 @@ def _environment() -> jinja2.Environment:
         "score": of("found", Comparison.score_text), "mean": of("found", Comparison.mean_text),
         "spread": of("found", Comparison.spread_text), "rank": lambda one: dashed(rank_text(one)),
         "share": share_text, "sure": lambda one: dashed(sure_share_text(one)), "samples": samples_text,
-        "spoken": spoken, "capital": capital, "formatted": formatted, "day": day, "toml": written,
+        "money": money_text, "within": lambda span: dashed(amounts_text(span)), "spoken": spoken,
+        "capital": capital, "formatted": formatted, "day": day, "toml": written,
     }  # fmt: skip
     return made
 
@@ -343,88 +346,48 @@ def _script_words(decimals: int = 2) -> dict[str, str]:
 
 def _rules(facts: Facts, rules: Sequence[RuleFacts]) -> dict[str, Any]:
     """Return the data for computing payouts: integers as text, names in the order that breaks ties."""
-    return {
-        one.name: {
-            "problem": on_page(one.problem),
-            "one": str(one.one),
-            "parts": [
-                [name, str(one.parts[name]), share_text(one.shares[name], 2), *_span(one.spans, name)]
-                for name in sorted(one.parts)
-            ],
-            "notes": [
-                *([apart_text(one.apart, one.shares)] if one.apart else []),
-                *(on_page(note) for note in one.notes),
-            ],
-            "about": about(replace(facts.terms, rule=one.name)),
+    found: dict[str, Any] = {}
+    for rule in rules:
+        ratios = {name: share.as_integer_ratio() for name, share in sorted((rule.shares or {}).items())}
+        whole = math.lcm(*(bottom for _, bottom in ratios.values()))
+        parts = []
+        for name, (top, bottom) in ratios.items():
+            parts.append([name, str(top * (whole // bottom)), share_text(top / bottom, 2)])
+            if rule.spans is not None:  # as text, and its ends in steps
+                span = rule.spans[name]
+                parts[-1] += [span_text(span), *(str(round(end * STEP)) for end in span)]
+        apart = [apart_text(rule.apart, rule.shares)] if rule.apart and rule.shares else []
+        found[rule.name] = {
+            "problem": on_page(rule.problem),
+            "one": str(whole),
+            "parts": parts,
+            "notes": [*apart, *map(on_page, rule.notes)],
+            "about": about(replace(facts.terms, rule=rule.name)),
         }
-        for one in rules
-    }
-
-
-def _span(spans: Spans | None, name: str) -> list[Any]:
-    """Return the interval of a share as text, and its ends in steps; nothing if there is none."""
-    if spans is None:
-        return []
-    return [span_text(spans[name]), *(str(round(end * STEP)) for end in spans[name])]
+    return found
 
 
 # ------------------------------------------------------------------------------------ the table of payouts
 
 
-@dataclass(frozen=True)
-class PaidLine:
-    """One member in the table of payouts; the bar and its interval are in percent of the longest."""
-
-    client: str
-    share: str
-    amount: str
-    share_span: str
-    amount_span: str
-    bar: float
-    low: float | None = None
-    high: float | None = None
-    why: str = ""
-
-
-def paid_table(facts: Facts, budget: str, usual: RuleFacts) -> tuple[list[PaidLine], list[tuple[str, str]]]:
-    """Return the lines and the foot of the table of payouts, best paid first; empty if there are none.
+def paid_table(facts: Facts, budget: str, usual: RuleFacts) -> tuple[Payouts | None, list[PaidLine]]:
+    """Return the amounts, and the lines of their table; None if there are no shares.
 
     They are those of the decision in force, or of a budget by the usual rule.
     """
-    divided: Mapping[str, float]
-    if decision := facts.decision:
-        paid, divided, spans = decision.paid, decision.shares, facts.spans
-    else:
-        if usual.problem:
-            return [], []
-        parts = {name: Fraction(part, usual.one) for name, part in usual.parts.items()}
-        paid = payouts(parts, budget, facts.terms.currency or None)
-        divided, spans = usual.shares, usual.spans
-    best_first = sorted(paid.items(), key=lambda item: (-item[1], item[0]))
-    within, why = amounts_within(spans or {}, paid), text.reasons(facts)
-    most = max([*paid.values(), *(high for _, high in within.values()), money_of(1, paid.currency)])
-    lines = [
-        PaidLine(
-            client=name,
-            share=share_text(divided[name], 2),
-            amount=money_text(amount),
-            share_span=span_text((spans or {}).get(name)),
-            amount_span=dashed(amounts_text(within.get(name))),
-            bar=_percent(amount, most),
-            low=_percent(within[name][0], most) if name in within else None,
-            high=_percent(within[name][1], most) if name in within else None,
-            why=why.get(name, ""),
-        )
-        for name, amount in best_first
-    ]
-    none, nothing = share_text(0.0, 2), money_text(paid.nothing)
-    lines += [PaidLine(name, none, nothing, "-", "-", 0.0, why=why.get(name, "")) for name in facts.unscored]
-    foot = {"pay.unpaid": paid.unpaid, "pay.budget": paid.budget}
-    return lines, [(words(code), money_text(amount)) for code, amount in foot.items()]
+    if (decision := facts.decision) is not None:
+        return decision.paid, paid_lines(decision.shares, decision.paid, facts.spans, facts.unscored)
+    if usual.shares is None:
+        return None, []
+    paid = payouts(usual.shares, budget, facts.terms.currency or None)
+    return paid, paid_lines(usual.shares, paid, usual.spans, facts.unscored)
 
 
-def _percent(amount: Decimal, most: Decimal) -> float:
-    return round(float(100 * amount / most), 2)
+def _percent_of_longest(paid: Payouts | None, lines: Sequence[PaidLine]) -> Callable[[Decimal], float]:
+    """Return what tells the length of a bar in percent: all, with their intervals, fit into the column."""
+    highest = [one.amount_span[1] if one.amount_span else one.amount for one in lines]
+    most = max([*highest, money_of(1, paid.currency if paid else None)])
+    return lambda amount: round(float(100 * amount / most), 2)
 
 
 # ----------------------------------------------------------------------------- who signed, and at a glance
