@@ -7,6 +7,7 @@ is released.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 from contextlib import suppress
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fedmerit.errors import BindingError, ProtocolError, RefusedError, RoundAborted, ShareError
+from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, RoundAborted, ShareError
 from fedmerit.secagg import masks
 from fedmerit.secagg.client import Client
 from fedmerit.secagg.messages import open_head, open_message, to_broadcast
@@ -267,8 +268,13 @@ def mixtures(evidence, others, lists):
             yield {**changed, "heads": heads}
 
 
+def written(data):
+    """Bytes as evidence holds them."""
+    return base64.b64encode(data).decode()
+
+
 def digests(broadcast):
-    return [masks.digest_of(head).hex() for head in heads_in(broadcast)]
+    return [written(masks.digest_of(head)) for head in heads_in(broadcast)]
 
 
 def test_a_complainer_that_advertises_twice_frames_no_dealer():
@@ -285,14 +291,14 @@ def test_a_complainer_that_advertises_twice_frames_no_dealer():
     evidence = {
         "advertised": digests(other),
         "dealt": digests(parties.server.broadcasts["share"]),
-        "heads": [second.hex(), *(one.raw.hex() for one in (advertised[A], dealt[A])), complaint.hex()],
+        "heads": [*map(written, (second, advertised[A].raw, dealt[A].raw, complaint))],
     }
     with refused(BindingError, stage="share", member=A):
         masks.judge(parties.setting, evidence)
     evidence["advertised"] = digests(real)
     with refused(BindingError, stage="share", member=A):
         masks.judge(parties.setting, evidence)
-    evidence["heads"][0] = advertised[B].raw.hex()
+    evidence["heads"][0] = written(advertised[B].raw)
     found = masks.judge(parties.setting, evidence)
     assert (found.member, found.why) == (B, "complaint")  # what is left proves who lied
 
@@ -307,7 +313,7 @@ def test_a_dealer_that_deals_twice_frames_no_complainer():
     go(parties, bad={A: (B,)}, until="check")
     (blame,) = parties.server.blames
     heads = list(blame.evidence["heads"])
-    heads[2] = good.hex()
+    heads[2] = written(good)
     shown = [good, *heads_in(parties.server.broadcasts["share"])[1:]]
     for dealt in (blame.evidence["dealt"], digests(to_broadcast("share", shown))):
         with refused(BindingError, stage="masked", member=B):
@@ -326,7 +332,7 @@ def test_a_dealer_that_was_asked_for_keys_twice_cannot_be_framed_with_the_older_
         evidence = {
             "advertised": digests(listed),
             "dealt": digests(parties.server.broadcasts["share"]),
-            "heads": [x.hex() for x in (advertised[B].raw, older, dealt[A].raw, head_of(message))],
+            "heads": [written(x) for x in (advertised[B].raw, older, dealt[A].raw, head_of(message))],
         }
         with refused(BindingError, stage="share", member=A):
             masks.judge(parties.setting, evidence)
@@ -337,7 +343,7 @@ def test_no_mixture_of_what_was_ever_signed_blames_anybody_else():
     parties = go(Parties(5, threshold=3), bad={A: (B,)}, until="check")
     (blame,) = parties.server.blames
     again = parties.retry().play(until="check")
-    heads = [one.raw.hex() for p in (parties, again) for s in STAGES for one in p.server.heads[s].values()]
+    heads = [written(one.raw) for p in (parties, again) for s in STAGES for one in p.server.heads[s].values()]
     shown = [p.server.broadcasts[stage] for p in (parties, again) for stage in ("advertise", "share")]
     verdicts = set()
     for evidence in mixtures(blame.evidence, heads, [*map(digests, shown)]):
@@ -355,9 +361,9 @@ def test_no_mixture_of_what_was_ever_signed_blames_anybody_else():
         lambda e: e.update(heads=e["heads"][:3]),
         lambda e: e.update(heads=e["heads"][::-1]),
         lambda e: e.update(heads=None),
-        lambda e: e.update(heads=[one.upper() for one in e["heads"]]),
+        lambda e: e.update(heads=[one.swapcase() for one in e["heads"]]),
         lambda e: e.update(advertised=e["advertised"][1:]),
-        lambda e: e.update(dealt=[*e["dealt"], "00" * 32]),
+        lambda e: e.update(dealt=[*e["dealt"], written(bytes(32))]),
         lambda e: e.update(dealt="00"),
         lambda e: e.update(shares=[]),
     ],
@@ -376,18 +382,18 @@ def test_no_shares_of_an_honest_dealer_prove_that_it_shared_out_something_else()
     held = {i: parties.clients[name]._state.shares[A] for i, name in enumerate(parties.names)}
     evidence = {
         "advertised": digests(parties.server.broadcasts["advertise"]),
-        "heads": [advertised[A].raw.hex(), dealt[A].raw.hex()],
+        "heads": [written(advertised[A].raw), written(dealt[A].raw)],
     }
     for kind, chosen in product(("key", "seed"), combinations(held, 4)):
-        shares = [[i, held[i][kind == "seed"].hex()] for i in chosen]
+        shares = [[i, written(held[i][kind == "seed"])] for i in chosen]
         for bad, error in (
             (shares, ShareError),  # they rebuild what it committed to
-            ([[shares[0][0], os.urandom(32).hex()], *shares[1:]], ShareError),
+            ([[shares[0][0], written(os.urandom(32))], *shares[1:]], ShareError),
             (shares[1:], BindingError),
             (shares[::-1], BindingError),
-            ([[str(i), share] for i, share in shares], BindingError),
+            ([[str(i), share] for i, share in shares], MessageError),
             ([*shares[:3], [99, shares[3][1]]], BindingError),
-            ([[shares[0][0] - 5, shares[0][1]], *shares[1:]], BindingError),
+            ([[shares[0][0] - 5, shares[0][1]], *shares[1:]], MessageError),
         ):
             with refused(error):
                 masks.judge(parties.setting, {**evidence, "kind": kind, "shares": bad})

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from msgspec import msgpack
 
 from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError, ShareError
 from fedmerit.secagg import masks
@@ -55,7 +56,7 @@ class Case:
             self.tables[name] = self.parties.clients[name].project(self.direction, payload)
             self.products[name] = product(payload, self.direction)
             self.stated[name] = self.true(name)
-        self.evidence = Evidence.of(server.broadcasts, server.seeds, server.keys)
+        self.evidence = msgpack.decode(server.proof, type=Evidence)
         self.total = exact(server.result.words, self.direction)
 
     def true(self, name):
@@ -111,26 +112,20 @@ def test_signed_is_the_representative_nearest_to_zero(turns, value):
 
 
 @pytest.mark.parametrize("size", [1, BLOCK // 2, BLOCK // 2 + 1, 2 * BLOCK + 7])
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_products_in_blocks_equal_those_of_plain_integers(size, dtype):
-    rng, info = np.random.default_rng(size), np.iinfo(dtype)
-    direction = rng.integers(info.min, info.max, size, dtype=dtype, endpoint=True)
+def test_products_in_blocks_equal_those_of_plain_integers(size):
+    rng = np.random.default_rng(size)
+    direction = rng.integers(-(2**31), 2**31, size).astype(np.int32)
     words = rng.integers(0, 2**64, size, dtype=np.uint64)
     true = sum(int(w) * int(g) for w, g in zip(words, direction, strict=True)) % RING
     payload = words.astype("<u8").tobytes()
-    assert product(words, direction) == product(payload, direction) == true
+    assert product(payload, direction) == true
     assert product(memoryview(b"x" + payload)[1:], direction) == true  # at an odd address
-    small = words.astype(np.uint32)
-    assert product(small, direction) == exact(small, direction) % RING
     zeros = np.zeros(size, np.uint64)
     masks.add_masks(zeros, [(b"\1" * 32, 1)])
-    assert mask_products({"one": b"\1" * 32, "two": b"\2" * 32}, direction)["one"] == product(
-        zeros, direction
-    )
+    one = mask_products({"one": b"\1" * 32, "two": b"\2" * 32}, direction)["one"]
+    assert one == product(zeros.astype("<u8").tobytes(), direction)
     with pytest.raises(BindingError):
         product(payload[:-1], direction)
-    with pytest.raises(BindingError):
-        product(words[1:], direction)
 
 
 # ----------------------------------------------------------------------------------------- what members say
@@ -213,7 +208,7 @@ def test_a_member_answers_one_direction_and_none_that_tells_its_weight():
     for bad in (
         direction[:-1],
         direction.astype(float),
-        direction.astype(np.uint16),
+        direction.astype(np.int64),
         direction.reshape(1, -1),
     ):
         with pytest.raises(BindingError, match="expected a direction"):
@@ -221,7 +216,6 @@ def test_a_member_answers_one_direction_and_none_that_tells_its_weight():
     with pytest.raises(BindingError, match="not the words that it sent"):
         client.project(direction, bytes(payload)[:-1] + b"\0\0")
     table = client.project(direction, payload)
-    assert client.project(direction.astype(np.int64), payload) == table
     client = Client.restore(client.dump(), parties.identity[A])
     with refused(RefusedError, stage="naming", member=A):
         client.project(2 * direction, payload)
@@ -390,8 +384,9 @@ def test_a_table_that_is_not_whole_counts_as_none(change):
 
 def test_products_beyond_64_bits_name_nobody():
     """A public direction so large that true products do not fit: statements are compared modulo 2^64."""
-    parties = Parties(5, word_bytes=8).play()
-    case = Case(parties, np.full(parties.length, 2**40, np.int64))
+    parties = Parties(5, length=100, word_bytes=8).play()
+    signs = np.where(parties.words(A).view(np.int32) < 0, -1, 1)
+    case = Case(parties, (signs * (2**31 - 1)).astype(np.int32))
     assert any(abs(case.true(name)) >= RING // 2 for name in case.included)
     assert not case.verdict().named
     case.says(B, stated=1)
@@ -469,7 +464,7 @@ def test_evidence_survives_json_and_nothing_else():
     case.evidence = read
     assert case.verdict().named == {B: "pair"}
     for change in (
-        {"advertised": values["advertised"].upper()},
+        {"advertised": values["advertised"].swapcase()},
         {"seeds": [*values["seeds"]]},
         {"keys": {C: "zz"}},
         {"opened": [["a", "b"]]},
@@ -518,12 +513,13 @@ def test_forged_evidence_is_refused():
         ({"keys": {C: clients[A]._state.mask}}, ShareError),
         ({"keys": {C: b"short"}}, ShareError),
         ({"keys": {**good.keys, A: clients[A]._state.mask}}, BindingError),
-        ({"opened": {(A, B): b"\1" * 32}}, ShareError),
-        ({"opened": {(A, D): pair}}, ShareError),
-        ({"opened": {(B, A): pair}}, BindingError),
-        ({"opened": {(A, A): pair}}, BindingError),
-        ({"opened": {(A, C): clients[A]._pair_key(C)}}, BindingError),
-        ({"opened": {(A, "hospital-z"): pair}}, BindingError),
+        ({"opened": ((A, B, b"\1" * 32),)}, ShareError),
+        ({"opened": ((A, D, pair),)}, ShareError),
+        ({"opened": ((B, A, pair),)}, BindingError),
+        ({"opened": ((A, A, pair),)}, BindingError),
+        ({"opened": ((A, C, clients[A]._pair_key(C)),)}, BindingError),
+        ({"opened": ((A, "hospital-z", pair),)}, BindingError),
+        ({"opened": ((A, B, pair),) * 2}, BindingError),
         ({"masked": to_broadcast("masked", masked[1:])}, BindingError),  # A would be a lost dealer
         ({"shared": to_broadcast("share", shared[:-1])}, BindingError),
         ({"masked": to_broadcast("masked", [spoilt(masked[0]), *masked[1:]])}, ProtocolError),
@@ -531,7 +527,7 @@ def test_forged_evidence_is_refused():
     ):
         with pytest.raises(kind):
             replace(good, **change).check(case.setting, case.task)
-    replace(good, opened={(A, B): pair}).check(case.setting, case.task)
+    replace(good, opened=((A, B, pair),)).check(case.setting, case.task)
 
 
 def test_who_is_not_in_the_sum_has_no_say():

@@ -16,8 +16,8 @@ from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.run import replay
 from fedmerit.protocol import direction, naming
-from fedmerit.protocol.direction import direction_hash
 from fedmerit.protocol.memory import TABLES
+from fedmerit.secagg.quantise import direction_hash
 from fedmerit.storage.run_folder import FolderArchive
 from fedmerit.verify import verify_folder
 from forging import body_of, written
@@ -276,7 +276,7 @@ FALSE_VERDICTS = {
     "names nobody": (ROUND, lambda body: body["named"].clear()),
     "another value": (ROUND, lambda body: body["values"].update({"client-0": "1"})),
     "another product": (ROUND, lambda body: body["evidence"]["products"].update({"client-0": "1"})),
-    "another seed": (ROUND, lambda body: body["evidence"]["seeds"].update({"client-0": "00" * 32})),
+    "another seed": (ROUND, lambda body: body["evidence"]["seeds"].update({"client-0": "A" * 43 + "="})),
     "names one more in a block": (BLOCK, lambda body: body["named"].update({FRIEND: "part"})),
     "names nobody in a block": (BLOCK, lambda body: body["named"].clear()),
     "another reason": (BLOCK, lambda body: body["named"].update({LIAR: "stated"})),

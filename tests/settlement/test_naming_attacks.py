@@ -16,12 +16,13 @@ from fedmerit.errors import BindingError, MessageError, RefusedError
 from fedmerit.identity import canonical, content, number
 from fedmerit.protocol import clearing, messages
 from fedmerit.protocol.clearing import Clearing
-from fedmerit.protocol.direction import Manifest, direction_hash, manifest_limit, scale_of
+from fedmerit.protocol.direction import Manifest, manifest_limit, scale_of
 from fedmerit.protocol.memory import CLIENT, CLOSES, SETTLEMENT, SIGNED, STATED, STATEMENT, TABLES, TERMS
 from fedmerit.protocol.messages import Ask, PairsAsk, pack, slice_arrays
 from fedmerit.protocol.settlement import Statement, agreement
 from fedmerit.protocol.settler import Settler
 from fedmerit.secagg.client import Client
+from fedmerit.secagg.quantise import direction_hash
 from fedmerit.verify import verify_folder
 from linear_federation import LIAR, SIZE
 from refusals import refused as raised

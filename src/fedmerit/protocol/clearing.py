@@ -24,7 +24,6 @@ from fedmerit.protocol.direction import (
     as_units,
     block_products,
     blocks_of,
-    direction_hash,
     integers,
     product,
     scale_of,
@@ -33,7 +32,6 @@ from fedmerit.protocol.direction import (
 from fedmerit.protocol.messages import (
     ANSWER,
     Accord,
-    AgreedRow,
     AskBody,
     OpenAsk,
     Parcel,
@@ -57,7 +55,7 @@ from fedmerit.protocol.settlement import (
     name_hash,
     statement_limit,
 )
-from fedmerit.secagg.quantise import largest_stated
+from fedmerit.secagg.quantise import direction_hash, largest_stated
 
 T = TypeVar("T")
 
@@ -91,7 +89,7 @@ class Clearing(Desk):
     """The settlement of one run, whose rounds are over, as its server conducts it."""
 
     waits: bool = False  # whether a run that is not settled may still be, once more members are there
-    agreed: dict[str, AgreedRow] = field(default_factory=dict)
+    agreed: dict[str, Accord] = field(default_factory=dict)
 
     def run(self, present: Sequence[str]) -> Settled | None:
         """Settle the run with the members who are present; return None if it cannot be settled.
@@ -247,7 +245,7 @@ class Clearing(Desk):
             path = np.frombuffer(b"".join(shown.path), np.uint8)
             place = {"path": path, "index": np.array([shown.index])}
             self.archive.save("pool", 0, {**slice_arrays(shown), **place})
-        agreed = (*self.agreed.values(),) if len(self.agreed) >= self.config.threshold else ()
+        agreed = self.agreed if len(self.agreed) >= self.config.threshold else {}
         body = OpenAsk(canonical(manifest.body()), (shown.index, shown.path), dict(last), agreed)
         return self.coordinator.ask("open", len(self.recorder.rounds), body, slice_arrays(shown))
 
@@ -291,7 +289,7 @@ class Clearing(Desk):
                 rounds = ", ".join(map(str, answer.wrong))
                 note(f"{name} says that the directions of rounds {rounds} are wrong")
             else:
-                self.agreed[name] = AgreedRow(name, answer.released, answer.signature)
+                self.agreed[name] = answer
 
     def _enough(self, manifest: Manifest) -> bool:
         """Return whether t members agree to all directions; record it if they do not."""
@@ -309,7 +307,7 @@ class Clearing(Desk):
 
     def _statements(self, manifest: Manifest, members: Sequence[str]) -> None:
         """Ask everybody who agreed to state, and record what they sign."""
-        number, body = len(self.recorder.rounds), StateAsk(tuple(self.agreed.values()))
+        number, body = len(self.recorder.rounds), StateAsk(self.agreed)
         asked = [name for name in members if name in self.agreed]
         for name, answer in self.coordinator.exchange("state", number, asked, body):
             try:
@@ -447,7 +445,7 @@ class Clearing(Desk):
         """Read what was agreed and stated before, from the ledger."""
         for name, body, signature in self.recorder.signed("agreed"):
             if not body["wrong"]:
-                self.agreed[name] = AgreedRow(name, tuple(body["released"]), signature)
+                self.agreed[name] = Accord((), tuple(body["released"]), signature)
         for name, body, signature in self.recorder.signed("statement"):
             self.statements[name] = Statement.from_body(name, body, manifest), signature
 
@@ -509,7 +507,7 @@ class Clearing(Desk):
         for summed, entry in zip(self.rounds(), manifest.rounds, strict=True):
             self.keep("agree", summed.round, self._direction_ask(summed, entry))
         self.keep("agreed", number, ask("agreed", number, AskBody()))
-        self.keep("state", number, ask("state", number, StateAsk(tuple(self.agreed.values()))))
+        self.keep("state", number, ask("state", number, StateAsk(self.agreed)))
 
     def _keep_ends(self, settled: Settled, members: Iterable[str]) -> None:
         """Keep the requests for countersignatures while anybody is awaited: t of them end the window."""

@@ -351,7 +351,7 @@ class Coordinator:
         if task.weights is not None:
             arrays["weights"] = np.array([*task.weights.values()])
         if proof := server.proof:
-            self.archive.save("masks", number, {key: np.frombuffer(v, np.uint8) for key, v in proof.items()})
+            self.archive.save("masks", number, {"proof": np.frombuffer(proof, np.uint8)})
         self.archive.save("round", number, arrays)  # last: where it is, the rest is too
 
     def take_up(self, found: Round, head: str, model: Model) -> None:

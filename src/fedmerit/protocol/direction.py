@@ -29,7 +29,7 @@ from fedmerit.identity import canonical, exact, number
 from fedmerit.protocol.outcome import Model, integer
 from fedmerit.protocol.pool import Indices, Slice
 from fedmerit.scoring.sampling import BLOCKS as METRIC_BLOCKS
-from fedmerit.secagg.quantise import BLOCK, Encoding, Words
+from fedmerit.secagg.quantise import BLOCK, Direction, Encoding, Words
 
 POINTS: Final = (3, 7)
 """Gauss-Legendre points of the path: those used first, and where these leave too large a rest."""
@@ -49,9 +49,6 @@ ROUNDING: Final = 1.0
 """Squared units that rounding may cost beside it, where a direction is only a few units long."""
 BLOCKS_SLACK: Final = 1e-3
 """How much two machines may disagree about a block's part of the gain, as a share of the largest part."""
-
-Direction = npt.NDArray[np.int32]
-"""Integers, one per word of the sum; 0 at the word of a secret weight."""
 
 # ------------------------------------------------------------------------------------- gradients on a path
 
@@ -246,11 +243,6 @@ def differs(direction: Direction, values: npt.NDArray[np.float64], scale: float,
         return ""
     far = math.sqrt(excess / size) if size else math.inf
     return f"it is {far:.2g} of its length away from the gradient, expected at most {TOLERANCE:.2g}"
-
-
-def direction_hash(direction: Direction) -> str:
-    """Return the SHA-256 of a direction as 32-bit integers, little-endian."""
-    return hashlib.sha256(np.ascontiguousarray(direction, "<i4").data).hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------- manifest

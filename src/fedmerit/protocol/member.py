@@ -307,9 +307,8 @@ class Participant(Signatory):
         message = self._attempt(ask, state, agreed, client, work if due == "masked" else None)
         self._keep(state, client)
         if self.masked:
-            began = state.get(memory.BEGAN.of(ask.round)) or ""
             state.add_kept(
-                kept_line(ask.round, "trained", began),
+                kept_line(ask.round, "trained", client.task.m0_hash.hex()),
                 kept_line(ask.round, "masked", json.dumps(self.name), client.sent),
                 *(kept_line(ask.round, "complained", [self.name, dealer]) for dealer in client.complaints),
             )
@@ -438,19 +437,9 @@ class Participant(Signatory):
         if agreed.config.settles:
             state.put(memory.SIGNED.of(ask.round), dict(outcome.bound_to))
         if told.slice is not None:
-            self._remember_samples(state, agreed, samples_in(told.slice))
+            self.remember_samples(state, agreed, samples_in(told.slice))
         self._end_rounds(state, agreed, before=ask.round)
         return reply
-
-    def _remember_samples(self, state: MemberState, agreed: Agreed, samples: set[bytes]) -> None:
-        """Note samples that were shown: no settlement, of this run or a later one, may be about them."""
-        if agreed.config.settles:
-            state.put(memory.SHOWN, sorted({*(state.get(memory.SHOWN) or ()), *samples}))
-        if self.between(agreed.terms):
-            lineage = state.lineage(lineage_of(self.roster))
-            if not samples <= lineage.opened:
-                lineage.opened |= samples
-                state.put_lineage(lineage_of(self.roster), lineage)
 
     def _check_told(self, told: Told, agreed: Agreed, client: PlainClient) -> None:
         """Raise unless what is told fits the sum, the M0 and the test pool that this member knows."""

@@ -21,7 +21,7 @@ from fedmerit.errors import BindingError, MessageError, RefusedError
 from fedmerit.identity import Roster, content
 from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.messages import Accord
-from fedmerit.protocol.terms import FLOWER, REHEARSALS, Agreed, Lineage
+from fedmerit.protocol.terms import FLOWER, REHEARSALS, Agreed, Lineage, lineage_of
 from fedmerit.secagg.plain import PlainClient
 from fedmerit.secagg.setting import Released
 
@@ -123,7 +123,7 @@ SIGNED: Final = Value[dict[str, str]]("signed", dict[str, str])  # the outcome t
 STATED: Final = Value[OwnProducts]("stated", OwnProducts)
 TABLES: Final = Value[dict[str, bytes]]("table", dict[str, bytes])  # by what a direction is for
 
-KEPT = tuple(value.name for value in (BEGAN, UPDATE, CLIENT, SIGNED, STATED, TABLES))
+KEPT = tuple(value.name for value in (UPDATE, CLIENT, SIGNED, STATED, TABLES))
 """What a member keeps of every round until a settlement is over."""
 
 
@@ -248,11 +248,6 @@ class Signatory:
         """Return whether a run is one between machines."""
         return not self.rehearsal and terms.get("engine", FLOWER) not in REHEARSALS
 
-    def gradient_for(self, shape: Any, utility: str) -> Gradient:
-        """Return the gradient of a utility along a path, for models of this shape."""
-        assert self.gradients is not None  # a member without any does not join
-        return self.gradients(shape, utility)
-
     def client(self, state: MemberState, number: int) -> PlainClient | None:
         """Return the state machine of a round, or None."""
         stored: Any = state.get(CLIENT.of(number))
@@ -271,6 +266,23 @@ class Signatory:
         if client is None or update is None:
             raise BindingError(f"brought nothing to the sum of round {number}")
         return client, update
+
+    def shown_before(self, state: MemberState, agreed: Agreed) -> set[bytes]:
+        """Return the test samples that this member was shown, in this run or an earlier one."""
+        before = set(state.get(SHOWN) or ())
+        if self.between(agreed.terms):
+            before |= state.lineage(lineage_of(self.roster)).opened
+        return before
+
+    def remember_samples(self, state: MemberState, agreed: Agreed, samples: set[bytes]) -> None:
+        """Note samples that were shown: no settlement, of this run or a later one, may be about them."""
+        if agreed.config.settles:
+            state.put(SHOWN, sorted({*(state.get(SHOWN) or ()), *samples}))
+        if self.between(agreed.terms):
+            lineage = state.lineage(lineage_of(self.roster))
+            if not samples <= lineage.opened:
+                lineage.opened |= samples
+                state.put_lineage(lineage_of(self.roster), lineage)
 
     def warn(self, text: str, *values: object) -> None:
         """Log what the owner should know, outside of rehearsals."""

@@ -100,21 +100,27 @@ class ReportAsk(AskBody, frozen=True):
     slice: Place | None = None  # without one, the sum is to be acknowledged
 
 
-class AgreedRow(Wire, frozen=True):
-    member: str
+class Accord(Wire, frozen=True):
+    """The answer to ``agreed``: the rounds that are wrong, and those that the manifest lacks."""
+
+    wrong: Rounds
     released: Rounds
     signature: Signature
+
+
+Accords = Annotated[dict[str, Accord], MEMBERS]
+"""By member."""
 
 
 class OpenAsk(AskBody, frozen=True):
     manifest: bytes
     slice: Place
     last: Annotated[dict[str, Signature], MEMBERS]  # signatures on the last round, if it came early
-    agreed: Annotated[tuple[AgreedRow, ...], MEMBERS] = ()  # of t members, for one who agreed to another
+    agreed: Accords = {}  # of t members, for one who agreed to another
 
 
 class StateAsk(AskBody, frozen=True):
-    agreed: Annotated[tuple[AgreedRow, ...], MEMBERS]
+    agreed: Accords
 
 
 class TableAsk(AskBody, frozen=True):
@@ -173,14 +179,6 @@ class ReportAnswer(Signed, frozen=True):
     """The answer to a request for a report; with keys for the next round, or none."""
 
     keys: bytes
-
-
-class Accord(Wire, frozen=True):
-    """The answer to ``agreed``: the rounds that are wrong, and those that the manifest lacks."""
-
-    wrong: Rounds
-    released: Rounds
-    signature: Signature
 
 
 class Tabled(Signed, frozen=True):

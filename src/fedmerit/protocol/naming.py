@@ -24,14 +24,12 @@ from fedmerit.identity import canonical, exact
 from fedmerit.protocol.coordinator import Archive, Arrays, Coordinator, Recorder, Summed, summed_rounds
 from fedmerit.protocol.direction import (
     Along,
-    Direction,
     Entry,
     Gradient,
     Manifest,
     block_scale,
     block_units,
     blocks_of,
-    direction_hash,
     integers,
     product,
     slopes_of,
@@ -58,6 +56,8 @@ from fedmerit.protocol.settlement import (
     table_of,
 )
 from fedmerit.protocol.terms import archived_weights, task_of
+from fedmerit.secagg.messages import decoded
+from fedmerit.secagg.quantise import Direction, direction_hash
 from fedmerit.secagg.setting import Setting, Task
 
 if TYPE_CHECKING:
@@ -215,21 +215,20 @@ class _Naming:
         self.along, self.arrays = desk.along(settled.manifest, equation, block)
         self.g: Direction = self.arrays["g"]
         self.stated = {name: settled.statements[name] for name in equation.participants}
-        archived = {key: value.tobytes() for key, value in desk.archive.load("masks", equation.round).items()}
-        self.setting, self.task = self._attempt(archived.get("extra", b""))
-        self.evidence = evidence_in(archived)
+        self.evidence = evidence_in(desk.archive, equation.round)
+        self.setting, self.task = self._attempt()
         self.sent = self.evidence.check(self.setting, self.task).digests  # of the words in the round
         self.tables: dict[str, tuple[MaskTable, Signed]] = {}
         self.products: dict[str, int] = {}
         self.where = (self.recorder.run, settled.manifest.digest, self.along)
 
-    def _attempt(self, extra: bytes) -> tuple[Setting, Task]:
+    def _attempt(self) -> tuple[Setting, Task]:
         recorder, number = self.recorder, self.entry.round
         (scheduled,) = (round.scheduled for round in recorder.rounds if round.number == number)
         public = archived_weights(self.desk.archive.load("round", number), scheduled)
         setting = recorder.agreed.setting(recorder.run, number, scheduled, recorder.roster)
         config, coordinates = self.desk.config, self.manifest.coordinates
-        return setting, task_of(config, self.entry.m0, coordinates, scheduled, public, extra)
+        return setting, task_of(config, self.entry.m0, coordinates, scheduled, public, self.evidence.extra)
 
     def recorded(self) -> dict[str, Any]:
         """Find out who lied; return the verdict as it is recorded, with its evidence."""
@@ -241,7 +240,7 @@ class _Naming:
             verdict = self._judge()
         self._keep_asks(verdict)
         products = {name: str(value) for name, value in sorted(self.products.items())}
-        evidence = {**self.evidence.to_dict(), "extra": self.task.extra.hex(), "products": products}
+        evidence = {**self.evidence.to_dict(), "products": products}
         proof = proof_of(self.along, verdict).body()
         body = {**proof, "settlement": self.manifest.digest, "evidence": evidence}
         self.recorder.state("verdict", body)
@@ -249,7 +248,7 @@ class _Naming:
 
     def _recall(self) -> None:
         """Take what members showed when they were asked before."""
-        from fedmerit.secagg.naming import Evidence, product
+        from fedmerit.secagg.naming import product
 
         archive, round = self.desk.archive, self.entry.round
         for name, body, signature in self.recorder.signed("table"):
@@ -259,8 +258,8 @@ class _Naming:
                     self.products[name] = product(archive.load(kind, round)[name].tobytes(), self.g)
         for body in self.recorder.recorded("verdict"):
             if body["round"] == round:
-                evidence = {key: body["evidence"][key] for key in self.evidence.to_dict()}
-                self.evidence = replace(self.evidence, opened=Evidence.from_dict(evidence).opened)
+                evidence, _ = recorded_evidence(body)
+                self.evidence = replace(self.evidence, opened=evidence.opened)
 
     def _judge(self) -> Verdict:
         from fedmerit.secagg.naming import judge
@@ -353,11 +352,17 @@ class _Naming:
                 self.coordinator.note(f"round {number}: {name} opened no key: {error!s:.200}")
 
 
-def evidence_in(archived: Mapping[str, bytes]) -> Evidence:
+def evidence_in(archive: Archive, round: int) -> Evidence:
     """Return the evidence that was archived with a round."""
     from fedmerit.secagg.naming import Evidence
 
-    def part(kind: str) -> dict[str, bytes]:
-        return {key.partition("/")[2]: value for key, value in archived.items() if key.startswith(f"{kind}/")}
+    return decoded(archive.load("masks", round)["proof"].tobytes(), Evidence, "evidence")
 
-    return Evidence.of(part("list"), part("seed"), part("key"))
+
+def recorded_evidence(body: Mapping[str, Any]) -> tuple[Evidence, Mapping[str, str]]:
+    """Return the evidence in a record ``verdict``, and the products of masked words in it."""
+    from fedmerit.secagg.naming import Evidence
+
+    parts = dict(body["evidence"])
+    products = parts.pop("products")
+    return Evidence.from_dict(parts), products

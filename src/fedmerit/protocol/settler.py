@@ -26,7 +26,6 @@ from fedmerit.protocol.direction import (
     BLOCKS_SLACK,
     REST,
     Along,
-    Direction,
     Entry,
     Manifest,
     Slopes,
@@ -46,7 +45,7 @@ from fedmerit.protocol.messages import (
     LEAST_SAMPLES,
     SLICE,
     Accord,
-    AgreedRow,
+    Accords,
     Ask,
     Exchange,
     Parcel,
@@ -72,9 +71,9 @@ from fedmerit.protocol.settlement import (
     table_limit,
     table_of,
 )
-from fedmerit.protocol.terms import Agreed, lineage_of
+from fedmerit.protocol.terms import Agreed
 from fedmerit.secagg.plain import PlainClient
-from fedmerit.secagg.quantise import Encoding, Words
+from fedmerit.secagg.quantise import Direction, Encoding, Words
 from fedmerit.secagg.setting import LEAST_IN_SUM
 
 if TYPE_CHECKING:
@@ -213,19 +212,12 @@ class Settler:
     def _refuse_known(self, shown: Slice) -> None:
         """Raise if samples of this pool were shown before, in this run or an earlier one; remember them."""
         samples = samples_in(shown)
-        before = set(self.state.get(memory.SHOWN) or ())
-        lineage = None
-        if self.member.between(self.agreed.terms):
-            lineage = self.state.lineage(lineage_of(self.member.roster))
-            before |= lineage.opened
-        if again := before & samples:
+        if again := self.member.shown_before(self.state, self.agreed) & samples:
             raise RefusedError(
                 f"{len(again)} of the {len(shown.y)} samples of the pool were opened before, so members may "
                 "have trained on them: a settled run needs samples that nobody has seen"
             )
-        if lineage is not None:
-            lineage.opened |= samples
-            self.state.put_lineage(lineage_of(self.member.roster), lineage)
+        self.member.remember_samples(self.state, self.agreed, samples)
 
     # ------------------------------------------------------------------------------------ agree on directions
 
@@ -277,9 +269,10 @@ class Settler:
     ) -> tuple[Slopes, float]:
         """Return the slopes of a round as this member computes them, and the rest of the gain."""
         shown = self._pool(manifest)
-        gradient = self.member.gradient_for(shape, manifest.utility)
         blocks, _ = self._blocks(shown)
-        slopes, _, rest = slopes_of(gradient, m0, m, shown, blocks, entry.points)
+        gradients = self.member.gradients
+        assert gradients is not None  # a member without any does not join
+        slopes, _, rest = slopes_of(gradients(shape, manifest.utility), m0, m, shown, blocks, entry.points)
         return slopes, rest
 
     def _problem_with(self, ask: Ask, manifest: Manifest, along: Along, g: Direction) -> str:
@@ -313,7 +306,7 @@ class Settler:
         signed = self.state.get(memory.SIGNED.of(entry.round))
         told = {"m0": entry.m0, "m": entry.m, "x": entry.x, "included": included_hash(entry.participants)}
         if signed is None:
-            signed = {"m0": self.state.get(memory.BEGAN.of(entry.round)) or ""}
+            signed = {"m0": client.task.m0_hash.hex()}
             if survivors := client.survivors:
                 signed["included"] = included_hash(survivors)
         odd = [key for key, value in signed.items() if told.get(key, value) != value]
@@ -372,14 +365,14 @@ class Settler:
             raise RefusedError("does not state: it did not agree to the directions")
         self._enough(self._agreeing(ask.body.agreed, manifest), "the directions")
 
-    def _agreeing(self, rows: Iterable[AgreedRow], manifest: Manifest) -> set[str]:
+    def _agreeing(self, accords: Accords, manifest: Manifest) -> set[str]:
         """Return who signed that all directions of a manifest are right."""
 
-        def signed(row: AgreedRow) -> bool:
-            body = agreement(self.run, manifest.digest, [], row.released)
-            return self.member.is_signed(row.member, "agreed", body, row.signature)
+        def signed(name: str, accord: Accord) -> bool:
+            body = agreement(self.run, manifest.digest, [], accord.released)
+            return self.member.is_signed(name, "agreed", body, accord.signature)
 
-        return {row.member for row in rows if signed(row)}
+        return {name for name, accord in accords.items() if signed(name, accord)}
 
     # ---------------------------------------------------------------------------------------- show the masks
 

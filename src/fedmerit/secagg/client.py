@@ -35,16 +35,9 @@ from fedmerit.secagg.messages import (
     seal,
     seen_of,
 )
-from fedmerit.secagg.naming import (
-    Direction,
-    MaskTable,
-    direction_digest,
-    mask_products,
-    product,
-    refuse_direction,
-)
+from fedmerit.secagg.naming import MaskTable, mask_products, product, refuse_direction
 from fedmerit.secagg.plain import PlainClient, State
-from fedmerit.secagg.quantise import Words
+from fedmerit.secagg.quantise import Direction, Words, direction_hash
 from fedmerit.secagg.setting import Released, Setting, Update, pack
 
 if TYPE_CHECKING:
@@ -212,7 +205,7 @@ class Client(PlainClient):
             s, task = self._state, self.task
             refuse_direction(task.encoding, direction)
             self._refuse_other_words(payload)
-            digest = direction_digest(direction)
+            digest = direction_hash(direction)
             if purpose in s.told and s.told[purpose][0] != digest:
                 raise RefusedError("has answered a different direction")
             binding = task.binding(self.setting)

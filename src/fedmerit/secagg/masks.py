@@ -14,7 +14,7 @@ import os
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from functools import lru_cache, reduce
 from operator import xor
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +25,20 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from msgspec import to_builtins
 
-from fedmerit.errors import BindingError, BoundError, MessageError, RoundAborted, ShareError
-from fedmerit.secagg.messages import Blame, Head, dealt_to, digest_of, list_digest, open_head
+from fedmerit.errors import BindingError, BoundError, RoundAborted, ShareError
+from fedmerit.secagg.messages import (
+    Blame,
+    Complained,
+    Head,
+    Rebuilt,
+    dealt_to,
+    digest_of,
+    list_digest,
+    open_head,
+    revealed,
+)
 from fedmerit.secagg.quantise import BLOCK, Encoding, Words
 from fedmerit.secagg.setting import Setting, pack
 
@@ -399,65 +410,53 @@ def blame_for_complaint(
     ``advertised`` and ``dealt`` are all heads that were shown after these stages, in their order.
     """
     heads = (advertised[complaint.sender], advertised[dealer], dealt[dealer], complaint)
-    evidence = {
-        "advertised": [digest_of(head.raw).hex() for head in advertised.values()],
-        "dealt": [digest_of(head.raw).hex() for head in dealt.values()],
-        "heads": [head.raw.hex() for head in heads],
-    }
-    return _judged_complaint(setting, evidence)
+    holder, accused, share, masked = (head.raw for head in heads)
+    return _judged_complaint(
+        setting, Complained(_digests(advertised), _digests(dealt), (holder, accused, share, masked))
+    )
 
 
 def blame_for_secret(
     setting: Setting,
     dealer: str,
-    kind: str,
+    kind: Literal["key", "seed"],
     shares: Mapping[int, bytes],
     advertised: Mapping[str, Head],
     dealt: Head,
 ) -> Blame:
     """Return the blame of a dealer whose shares, by place, rebuild something else than it committed to."""
-    evidence = {
-        "advertised": [digest_of(head.raw).hex() for head in advertised.values()],
-        "heads": [advertised[dealer].raw.hex(), dealt.raw.hex()],
-        "kind": kind,
-        "shares": [[place, share.hex()] for place, share in sorted(shares.items())[: setting.t]],
-    }
-    return _judged_secret(setting, evidence)
+    heads, used = (advertised[dealer].raw, dealt.raw), tuple(sorted(shares.items())[: setting.t])
+    return _judged_secret(setting, Rebuilt(_digests(advertised), heads, kind, used))
 
 
 def judge(setting: Setting, evidence: Mapping[str, Any]) -> Blame:
     """Return who is to blame according to this evidence; raise a `ProtocolError` if it proves nothing."""
-    try:
-        return (_judged_secret if "shares" in evidence else _judged_complaint)(setting, evidence)
-    except (LookupError, TypeError, ValueError) as error:
-        raise MessageError(f"not the evidence of a blame: {error!r:.80}") from None
+    if "shares" in evidence:
+        return _judged_secret(setting, revealed(evidence, Rebuilt))
+    return _judged_complaint(setting, revealed(evidence, Complained))
 
 
-def _judged_complaint(setting: Setting, evidence: Mapping[str, Any]) -> Blame:
-    _refuse_other_fields(evidence, "advertised", "dealt", "heads")
-    advertised, shown = _unhex(evidence["advertised"]), _unhex(evidence["dealt"])
+def _judged_complaint(setting: Setting, evidence: Complained) -> Blame:
     holder, dealer, dealt, complaint = _heads(
-        setting, evidence["heads"], ("advertise", "advertise", "share", "masked")
+        setting, evidence.heads, ("advertise", "advertise", "share", "masked")
     )
-    _refuse_unless_seen(dealt, advertised, holder, dealer)
-    _refuse_unless_seen(complaint, shown, dealt)
+    _refuse_unless_seen(dealt, evidence.advertised, holder, dealer)
+    _refuse_unless_seen(complaint, evidence.dealt, dealt)
     place = setting.members.index(dealer.sender)
     opened = next((row.key for row in complaint.body.complaints if row.place == place), None)
     if holder.sender != complaint.sender or dealer.sender != dealt.sender or opened is None:
         raise BindingError("the heads of a complaint are not those of one holder and one dealer")
     if is_true(setting, place, opened, holder, dealer, dealt):
-        return Blame(dealer.sender, holder.sender, "share", evidence)
-    return Blame(holder.sender, holder.sender, "complaint", evidence)
+        return Blame(dealer.sender, holder.sender, "share", to_builtins(evidence))
+    return Blame(holder.sender, holder.sender, "complaint", to_builtins(evidence))
 
 
-def _judged_secret(setting: Setting, evidence: Mapping[str, Any]) -> Blame:
-    _refuse_other_fields(evidence, "advertised", "heads", "kind", "shares")
-    dealer, dealt = _heads(setting, evidence["heads"], ("advertise", "share"))
-    _refuse_unless_seen(dealt, _unhex(evidence["advertised"]), dealer)
-    kind, name = KINDS[KINDS.index(evidence["kind"])], dealer.sender
-    places = [place for place, _ in evidence["shares"]]
-    shares = dict(zip(places, _unhex([share for _, share in evidence["shares"]]), strict=True))
-    in_schedule = all(type(place) is int and 0 <= place < setting.n for place in places)
+def _judged_secret(setting: Setting, evidence: Rebuilt) -> Blame:
+    dealer, dealt = _heads(setting, evidence.heads, ("advertise", "share"))
+    _refuse_unless_seen(dealt, evidence.advertised, dealer)
+    kind, name, shares = evidence.kind, dealer.sender, dict(evidence.shares)
+    places = [place for place, _ in evidence.shares]
+    in_schedule = all(place < setting.n for place in places)
     if dealt.sender != name or len(shares) != setting.t or not in_schedule or places != sorted(shares):
         raise BindingError(f"expected {setting.t} shares of one dealer")
     for place, share in shares.items():
@@ -466,11 +465,15 @@ def _judged_secret(setting: Setting, evidence: Mapping[str, Any]) -> Blame:
             raise ShareError("not a share that it dealt", member=name)
     if is_secret_of(dealer, kind, combine_shares(shares, setting.t), setting.session):
         raise ShareError("dealt shares of what it committed to", member=name)
-    return Blame(name, None, "secret", evidence)
+    return Blame(name, None, "secret", to_builtins(evidence))
 
 
-def _heads(setting: Setting, raws: Sequence[str], stages: Sequence[str]) -> list[Head]:
-    heads = [open_head(raw, setting) for raw in _unhex(raws)]
+def _digests(shown: Mapping[str, Head]) -> tuple[bytes, ...]:
+    return tuple(digest_of(head.raw) for head in shown.values())
+
+
+def _heads(setting: Setting, raws: Sequence[bytes], stages: Sequence[str]) -> list[Head]:
+    heads = [open_head(raw, setting) for raw in raws]
     if [head.stage for head in heads] != list(stages):
         raise BindingError(f"expected heads of the stages {', '.join(stages)}")
     return heads
@@ -481,16 +484,3 @@ def _refuse_unless_seen(head: Head, digests: Sequence[bytes], *shown: Head) -> N
     stage = shown[0].stage
     if head.seen != list_digest(stage, digests) or not {digest_of(seen.raw) for seen in shown} <= {*digests}:
         raise BindingError(f"answers another list of stage {stage}", stage=head.stage, member=head.sender)
-
-
-def _refuse_other_fields(evidence: Mapping[str, Any], *fields: str) -> None:
-    if sorted(evidence) != sorted(fields):
-        raise MessageError(f"expected evidence of {', '.join(fields)}, got {', '.join(evidence):.200}")
-
-
-def _unhex(values: Sequence[str]) -> list[bytes]:
-    """Return bytes that are written in the one way that servers write them."""
-    blobs = [bytes.fromhex(value) for value in values]
-    if [blob.hex() for blob in blobs] != list(values):
-        raise ValueError("expected hexadecimal digits, without capitals and spaces")
-    return blobs

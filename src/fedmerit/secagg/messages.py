@@ -30,9 +30,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
-from msgspec import Meta, MsgspecError, Raw, Struct, msgpack
+from msgspec import Meta, MsgspecError, Raw, Struct, convert, msgpack, to_builtins
 
-from fedmerit.errors import BindingError, MessageError, SignatureError, placing
+from fedmerit.errors import BindingError, LedgerError, MessageError, SignatureError, placing
+from fedmerit.identity import canonical
 from fedmerit.secagg.setting import Setting, pack
 
 if TYPE_CHECKING:
@@ -211,13 +212,42 @@ class Blame:
     """A member that provably broke the protocol, who complained about it if anybody did, and why.
 
     It dealt a bad share, complained falsely, or shared out another secret than it committed to. ``evidence``
-    are signed heads, digests of lists and opened values in hexadecimal; `masks.judge` judges it anew.
+    is a `Complained` or a `Rebuilt` as plain values; `masks.judge` judges it anew.
     """
 
     member: str
     by: str | None
     why: Why
     evidence: Mapping[str, Any] = field(repr=False)
+
+
+class Complained(Struct, frozen=True):
+    """What shows whether a complaint is true: signed heads, and the digests of the lists they belong to."""
+
+    advertised: tuple[Digest, ...]
+    dealt: tuple[Digest, ...]
+    heads: tuple[bytes, bytes, bytes, bytes]  # of holder and dealer in advertise, share, masked
+
+
+class Rebuilt(Struct, frozen=True):
+    """What shows that a dealer shared out something else than it committed to: shares of it, by place."""
+
+    advertised: tuple[Digest, ...]
+    heads: tuple[bytes, bytes]  # of the dealer in advertise and share
+    kind: Literal["key", "seed"]
+    shares: tuple[tuple[Count, Digest], ...]
+
+
+def revealed(values: Mapping[str, Any], kind: type[T]) -> T:
+    """Return the evidence of this type in plain values, with bytes in base64, written in the only way."""
+    try:
+        found = convert(values, kind)
+        same = canonical(to_builtins(found)) == canonical(values)
+    except (MsgspecError, LedgerError, ValueError, TypeError, RecursionError) as error:
+        raise MessageError(f"not evidence: {error!s:.120}") from None
+    if not same:
+        raise MessageError("evidence in another form than it is written")
+    return found
 
 
 def dealt_to(head: Head, place: int) -> Dealt | None:

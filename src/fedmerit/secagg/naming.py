@@ -35,17 +35,15 @@ from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import to_builtins
 
-from fedmerit.errors import BindingError, MessageError, RefusedError, ShareError, placing
+from fedmerit.errors import BindingError, RefusedError, ShareError, placing
 from fedmerit.identity import SERVER
 from fedmerit.secagg import masks
 from fedmerit.secagg.masks import RING
-from fedmerit.secagg.messages import Head, dealt_to, digest_of, open_broadcast, seen_of
-from fedmerit.secagg.quantise import BLOCK, Encoding, largest_stated
-from fedmerit.secagg.setting import Setting, Task, pack
-
-Direction = npt.NDArray[np.signedinteger[Any]]
-"""Whole numbers of 32 or 64 bits, shape ``(Encoding.words,)``; 0 at the word of a secret weight."""
+from fedmerit.secagg.messages import Digest, Head, dealt_to, open_broadcast, revealed, seen_of
+from fedmerit.secagg.quantise import BLOCK, Direction, Encoding, largest_stated
+from fedmerit.secagg.setting import Setting, Task
 
 Key = TypeVar("Key", bound=Hashable)
 Pair = tuple[str, str]
@@ -71,21 +69,17 @@ def signed(value: int) -> int:
     return (value + RING // 2) % RING - RING // 2
 
 
-def product(words: bytes | memoryview | npt.NDArray[Any], direction: Direction) -> int:
-    """Return <words, g> modulo 2^64; words are a payload of 8 bytes a word, or an array of 32 or 64 bits.
+def product(payload: bytes | memoryview, direction: Direction) -> int:
+    """Return <words, g> modulo 2^64, given words of 8 bytes each.
 
-    >>> product(np.array([1, 2**32 - 1], np.uint32), np.array([3, 4], np.int32)) == 2**64 - 1
+    >>> product(np.array([1, 2**64 - 1], "<u8").tobytes(), np.array([3, 4], np.int32)) == 2**64 - 1
     True
     """
-    if not isinstance(words, np.ndarray):
-        if len(words) != 8 * direction.size:
-            raise BindingError(f"expected {direction.size} words of 8 bytes, got {len(words)} bytes")
-        words = masks.from_wire(words, 8)
-    if words.shape != direction.shape:
-        raise BindingError(f"expected {direction.size} words, got an array of shape {words.shape}")
-    array = words.view(np.int32) if words.dtype == np.uint32 else words
-    parts = (slice(at, at + _BLOCK) for at in range(0, array.size, _BLOCK))
-    return sum(_dot(array[part], direction[part]) for part in parts) % RING
+    if len(payload) != 8 * direction.size:
+        raise BindingError(f"expected {direction.size} words of 8 bytes, got {len(payload)} bytes")
+    words = masks.from_wire(payload, 8)
+    parts = (slice(at, at + _BLOCK) for at in range(0, words.size, _BLOCK))
+    return sum(_dot(words[part], direction[part]) for part in parts) % RING
 
 
 def mask_products(keys: Mapping[Key, bytes], direction: Direction) -> dict[Key, int]:
@@ -99,30 +93,21 @@ def mask_products(keys: Mapping[Key, bytes], direction: Direction) -> dict[Key, 
 
 
 def _dot(words: npt.NDArray[Any], direction: Direction) -> int:
-    """Return the product modulo 2^64 of whole numbers, in two's complement where they are signed."""
-    wide = (
-        block if block.dtype == np.uint64 else block.astype(np.int64).view(np.uint64)
-        for block in (words, direction)
-    )
-    return int(np.dot(*wide))
+    """Return the product modulo 2^64 of words of 8 bytes and a direction."""
+    return int(np.dot(words, direction.astype(np.int64).view(np.uint64)))
 
 
 def refuse_direction(encoding: Encoding, direction: Direction) -> None:
     """Raise unless this is a direction for words of 8 bytes that leaves a secret weight alone."""
     if encoding.word_bytes != 8:
         raise RefusedError("only words of 8 bytes can name anybody")
-    if direction.dtype not in (np.int32, np.int64) or direction.shape != (encoding.words,):
+    if direction.dtype != np.int32 or direction.shape != (encoding.words,):
         raise BindingError(
-            f"expected a direction of {encoding.words} whole numbers of 32 or 64 bits, "
+            f"expected a direction of {encoding.words} whole numbers of 32 bits, "
             f"got {direction.dtype} {direction.shape}"
         )
     if direction[encoding.length :].any():
         raise RefusedError("the direction would tell a secret weight")
-
-
-def direction_digest(direction: Direction) -> bytes:
-    """Return the SHA-256 of a direction, whatever the size of its numbers."""
-    return digest_of(pack("fedmerit direction 1", digest_of(np.ascontiguousarray(direction, "<i8").data)))
 
 
 # -------------------------------------------------------------------------------------------------- values
@@ -158,48 +143,28 @@ class Evidence:
     advertised: bytes = field(repr=False)  # the list of heads that members were shown after this stage
     shared: bytes = field(repr=False)
     masked: bytes = field(repr=False)
-    seeds: Mapping[str, bytes] = field(repr=False)  # of the self-mask of every member in the sum
-    keys: Mapping[str, bytes] = field(repr=False)  # mask keys of all dealers who are not in the sum
-    opened: Mapping[Pair, bytes] = field(default_factory=dict, repr=False)  # of pairs within the sum
-
-    @classmethod
-    def of(
-        cls, broadcasts: Mapping[str, bytes], seeds: Mapping[str, bytes], keys: Mapping[str, bytes]
-    ) -> Evidence:
-        """Return the evidence of a server's `broadcasts`, `seeds` and `keys`."""
-        advertised, shared, masked = (broadcasts[stage] for stage in ("advertise", "share", "masked"))
-        return cls(advertised, shared, masked, dict(seeds), dict(keys))
+    seeds: Mapping[str, Digest] = field(repr=False)  # of the self-mask of every member in the sum
+    keys: Mapping[str, Digest] = field(repr=False)  # mask keys of all dealers who are not in the sum
+    extra: bytes = field(default=b"", repr=False)  # `Task.extra`
+    opened: tuple[tuple[str, str, Digest], ...] = field(default=(), repr=False)
+    """The ends of pairs within the sum in the order of the schedule, and the pair's key."""
 
     def with_opened(self, setting: Setting, one: str, other: str, key: bytes) -> Evidence:
         """Return the evidence with the key of one more pair."""
-        return replace(self, opened={**self.opened, masks.in_order(setting, one, other): key})
+        keys = {row[:2]: row for row in self.opened}
+        low, high = masks.in_order(setting, one, other)
+        return replace(self, opened=tuple(sorted({**keys, (low, high): (low, high, key)}.values())))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; bytes in hexadecimal."""
-        return {
-            **{name: getattr(self, name).hex() for name in ("advertised", "shared", "masked")},
-            "seeds": {name: seed.hex() for name, seed in self.seeds.items()},
-            "keys": {name: key.hex() for name, key in self.keys.items()},
-            "opened": [[*pair, key.hex()] for pair, key in sorted(self.opened.items())],
-        }
+        """Return plain values for JSON; bytes in base64."""
+        values: dict[str, Any] = to_builtins(self)
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Evidence:
         """Read what `to_dict` returned; raise `MessageError` for anything else."""
-        try:
-            lists = {name: bytes.fromhex(values[name]) for name in ("advertised", "shared", "masked")}
-            seeds, keys = (
-                {name: bytes.fromhex(secret) for name, secret in values[kind].items()}
-                for kind in ("seeds", "keys")
-            )
-            opened = {(low, high): bytes.fromhex(key) for low, high, key in values["opened"]}
-            evidence = cls(**lists, seeds=seeds, keys=keys, opened=opened)
-            same = evidence.to_dict() == values
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise MessageError(f"not the evidence of a naming: {error!r:.80}", stage="naming") from None
-        if not same:
-            raise MessageError("evidence of a naming in another form than it is written", stage="naming")
-        return evidence
+        with placing("naming"):
+            return revealed(values, cls)
 
     @placing("naming")
     def check(self, setting: Setting, task: Task) -> Attempt:
@@ -223,7 +188,9 @@ class Evidence:
                 if len(secret) != 32 or not masks.is_secret_of(keys[name], kind, secret, setting.session):
                     raise ShareError(f"did not commit to this {kind}", member=name)
         pairs = {name: masks.masked_with(setting, name, dealt) for name in inputs}
-        for (low, high), key in self.opened.items():
+        if list(self.opened) != sorted({row[:2]: row for row in self.opened}.values()):
+            raise BindingError("opened pairs twice or out of order")
+        for low, high, key in self.opened:
             ends = low in inputs and high in inputs and high in pairs[low]
             if not ends or masks.in_order(setting, low, high) != (low, high):
                 raise BindingError(f"{low} and {high} are no pair with a mask in the sum")
@@ -353,7 +320,7 @@ def _rebuilt(
     """Return the products of self-masks, and of masks whose key is known: of lost dealers, and opened."""
     binding = task.binding(setting)
     selves = {name: masks.self_key(seed, name, binding) for name, seed in evidence.seeds.items()}
-    pairs = {pair: masks.stream_key(key, binding) for pair, key in evidence.opened.items()}
+    pairs = {(low, high): masks.stream_key(key, binding) for low, high, key in evidence.opened}
     for name, peers in attempt.pairs.items():
         for lost in (peer for peer in peers if peer in evidence.keys):
             public = attempt.advertised[name].body.mask

@@ -62,8 +62,8 @@ class State(Struct):
     update: bytes = b""  # digest
     counter: int = 1  # of the member's stored state
     sent: bytes = b""  # digest of our masked words
-    told: dict[str, tuple[bytes, dict[str, int]]] = field(default_factory=dict)
-    """By what a direction is for: its digest, and by peer the product of our mask that we told."""
+    told: dict[str, tuple[str, dict[str, int]]] = field(default_factory=dict)
+    """By what a direction is for: its hash, and by peer the product of our mask that we told."""
     opened: list[str] = field(default_factory=list)  # peers whose pair key with us we have opened
     tokens: dict[str, tuple[int, bytes]] = field(default_factory=dict)  # greatest counter seen, its proof
 
@@ -310,9 +310,9 @@ class PlainServer:
         return {}
 
     @property
-    def proof(self) -> dict[str, bytes]:
+    def proof(self) -> bytes:
         """What naming a liar needs of this attempt: signed lists and rebuilt secrets; nothing here."""
-        return {}
+        return b""
 
     @property
     def waiting(self) -> tuple[str, ...]:

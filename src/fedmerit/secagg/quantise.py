@@ -29,6 +29,9 @@ from fedmerit.identity import MOST_MEMBERS
 Words = npt.NDArray[np.uint32]
 """Integers modulo 2^32; negative ones in two's complement. Shape ``(Encoding.words,)``."""
 
+Direction = npt.NDArray[np.int32]
+"""Whole numbers, shape ``(Encoding.words,)``; 0 at the word of a secret weight."""
+
 MODULUS = 2**32
 BLOCK = 2**16  # coordinates at a time: 256 KiB of words, and temporaries that fit into the processor's cache
 MOST_COORDINATES = 2**31
@@ -41,6 +44,11 @@ def largest_stated(members: int) -> int:
     1024819115206086200
     """
     return (2**63 - 1) // members
+
+
+def direction_hash(direction: Direction) -> str:
+    """Return the SHA-256 of a direction as 32-bit integers, little-endian."""
+    return hashlib.sha256(np.ascontiguousarray(direction, "<i4").data).hexdigest()
 
 
 def is_number(value: object) -> bool:

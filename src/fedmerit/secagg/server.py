@@ -7,8 +7,10 @@ servers; it is the members who make dishonest ones fail.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
+from msgspec import msgpack
 
 from fedmerit.errors import BindingError, ShareError, placing
 from fedmerit.secagg import masks
@@ -24,9 +26,10 @@ from fedmerit.secagg.messages import (
     seen_of,
     to_broadcast,
 )
+from fedmerit.secagg.naming import Evidence
 from fedmerit.secagg.plain import PlainServer
 from fedmerit.secagg.quantise import Words
-from fedmerit.secagg.setting import Setting, Task
+from fedmerit.secagg.setting import STAGES, Setting, Task
 
 
 class Server(PlainServer):
@@ -56,13 +59,12 @@ class Server(PlainServer):
         return {name: head.body.words.hex() for name, head in self.heads["masked"].items()}
 
     @property
-    def proof(self) -> dict[str, bytes]:
-        """What naming a liar needs of this attempt: signed lists, rebuilt secrets, and instructions."""
+    def proof(self) -> bytes:
+        """What naming a liar needs of this attempt, a `naming.Evidence` in msgpack."""
         assert self._task is not None
-        lists = {f"list/{stage}": self.broadcasts[stage] for stage in ("advertise", "share", "masked")}
-        seeds = {f"seed/{name}": seed for name, seed in self.seeds.items()}
-        keys = {f"key/{name}": key for name, key in self.keys.items()}
-        return lists | seeds | keys | ({"extra": self._task.extra} if self._task.extra else {})
+        advertised, shared, masked = (self.broadcasts[stage] for stage in STAGES[:3])
+        evidence = Evidence(advertised, shared, masked, self.seeds, self.keys, self._task.extra)
+        return msgpack.encode(evidence)
 
     def receive(self, data: bytes, sender: str | None = None) -> str:
         """Take a member's message and return who signed it; ``sender`` is the member the transport names."""
@@ -199,7 +201,7 @@ class Server(PlainServer):
         masks.add_masks(self._sum, keys)
         return masks.narrowed(self._sum, task.encoding)
 
-    def _rebuild(self, dealer: str, kind: str) -> bytes:
+    def _rebuild(self, dealer: str, kind: Literal["key", "seed"]) -> bytes:
         at = self.setting.members.index
         shares = {
             at(holder): row.share

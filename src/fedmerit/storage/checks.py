@@ -30,16 +30,16 @@ from fedmerit.protocol.direction import (
     as_units,
     blocks_of,
     differs,
-    direction_hash,
     product,
     slopes_of,
 )
-from fedmerit.protocol.naming import evidence_in, proof_of
+from fedmerit.protocol.naming import evidence_in, proof_of, recorded_evidence
 from fedmerit.protocol.outcome import Round, model_hash, sum_hash
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.settlement import Proof, fitting, name_hash, table_of
 from fedmerit.protocol.terms import archived_weights, task_of
 from fedmerit.scoring.types import written_number
+from fedmerit.secagg.quantise import direction_hash
 from fedmerit.secagg.setting import Setting, Task
 from fedmerit.storage.recorder import score_files, scores_document, write_scores
 from fedmerit.storage.run_folder import Folder, FolderArchive, checkpoint_in
@@ -323,12 +323,11 @@ def _attempt(
 
 def _check_masks(archive: FolderArchive, run: Run, summed: Summed) -> None:
     number, m0 = summed.round, model_hash(summed.m0)
-    masks = {key: value.tobytes() for key, value in archive.load("masks", number).items()}
-    attempt = _attempt(archive, run, number, summed.m0.size, m0, masks.get("extra", b""))
     problem = f"{archive.path}: the masks of round {number} are not what the ledger says"
     advice = "put the file of that round back"
     try:
-        sent = evidence_in(masks).check(*attempt).digests
+        evidence = evidence_in(archive, number)
+        sent = evidence.check(*_attempt(archive, run, number, summed.m0.size, m0, evidence.extra)).digests
     except (ProtocolError, LookupError) as error:
         raise StoreError(f"{problem}: {error!s:.120}: {advice}") from error
     if sent != _sent(run, number, summed.participants):
@@ -393,7 +392,7 @@ def check_verdicts(archive: FolderArchive, run: Run) -> Iterator[Note]:
 
 def _judge_again(archive: FolderArchive, record: Record, run: Run) -> None:
     """Raise LedgerError unless tables, words and evidence prove just what a verdict states."""
-    from fedmerit.secagg.naming import Evidence, judge
+    from fedmerit.secagg.naming import judge
     from fedmerit.secagg.naming import product as masked_product
 
     book = run.settlement
@@ -401,11 +400,10 @@ def _judge_again(archive: FolderArchive, record: Record, run: Run) -> None:
     assert book.manifest is not None
     manifest, proof = book.manifest, Proof.from_body(record.body)
     along, entry = proof.along, manifest.entry(proof.along.round)
-    parts = dict(record.body["evidence"])
-    extra, products = bytes.fromhex(parts.pop("extra")), parts.pop("products")
-    setting, task = _attempt(archive, run, entry.round, manifest.coordinates, entry.m0, extra)
+    evidence, products = recorded_evidence(record.body)
+    setting, task = _attempt(archive, run, entry.round, manifest.coordinates, entry.m0, evidence.extra)
     kind = "direction" if along.block is None else f"direction-{along.block}"
-    evidence, g = Evidence.from_dict(parts), archive.load(kind, entry.round)["g"]
+    g = archive.load(kind, entry.round)["g"]
     if direction_hash(g) != along.g:
         raise LedgerError(f"{archive.path}: its direction is not the one of the verdict")
     if product(archive.load("round", entry.round)["x"], g) != along.product:
