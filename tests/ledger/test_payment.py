@@ -22,7 +22,7 @@ from fedmerit.scoring.rewards import amounts_within, believed, null_share, share
 from fedmerit.scoring.types import Scores
 from fedmerit.verify import verify_folder
 from runs import folded, record_decision, records_of
-from tests.settlement.test_settled_scores import lying
+from tests.settlement.test_settled_runs import lying
 
 
 def call(*arguments):

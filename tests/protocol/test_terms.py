@@ -158,16 +158,6 @@ def test_settings_are_pinned_by_training_not_by_an_invitation(tmp_path):
     )
 
 
-def test_a_rehearsal_pins_nothing(tmp_path):
-    for number, bound in ((1, 4.0), (2, 3.0)):
-        made = Federation(
-            tmp_path, rounds=1, masks=False, ledger=False, settings={"secure_aggregation": {"bound": bound}}
-        )
-        made.run_id = f"{number:032x}"
-        with made.begun():
-            assert made.round(1) is not None
-
-
 # -------------------------------------------------------------------------------------------------- the month
 
 
@@ -422,15 +412,6 @@ def test_a_member_that_lacks_a_feature_names_it(mixed):
         assert f"member {name}" in said
         assert "the server (fedmerit 7.8.9) proposes a run with 'sparse-sums'" in said
         assert f"fedmerit {VERSION}" in said
-
-
-def test_a_member_that_knows_the_feature_joins(mixed):
-    federation = mixed(
-        ("protocol/terms.py", 'FEATURES = ("settlement", ', 'FEATURES = ("sparse-sums", '),
-        terms={"features": ["sparse-sums"]},
-    )
-    with federation.begun():
-        assert [name for name in federation.names if not federation.errors(name)] == [OTHER]
 
 
 @pytest.mark.parametrize(

@@ -168,17 +168,6 @@ def test_words_of_four_bytes_can_be_sent_again_and_name_nobody():
         judge(parties.setting, parties.task, direction, None, {}, {}, {}, 0)
 
 
-def test_restored_clients_say_the_same():
-    parties = Parties(6, word_bytes=8, threshold=4).play(lost=[("masked", B), ("unmask", C)])
-    case = Case(parties)
-    for name in case.included:  # C masked and was lost later: it is in the sum, and can prove what it put in
-        client = parties.clients[name]
-        again = Client.restore(client.dump(), parties.identity[name])
-        payload = again.masked_again(parties.vectors[name])
-        assert again.project(case.direction, payload) == case.tables[name]
-        assert again.dump() == client.dump()
-
-
 def test_who_has_masked_nothing_says_nothing_and_who_has_told_no_products_opens_nothing():
     parties = Parties(4, word_bytes=8)
     client, direction = parties.clients[A], np.ones(parties.length, np.int32)

@@ -23,7 +23,6 @@ from fedmerit.protocol.settlement import Statement, agreement
 from fedmerit.protocol.settler import Settler
 from fedmerit.secagg.client import Client
 from fedmerit.secagg.quantise import direction_hash
-from fedmerit.verify import verify_folder
 from linear_federation import LIAR, SIZE
 from refusals import refused as raised
 from wire import said_in, told, unpack
@@ -106,23 +105,6 @@ def test_masks_are_shown_in_one_direction_only_if_the_equation_fails(asked_befor
     g = np.eye(1, ask.arrays["g"].size, dtype=np.int32)[0]
     for change in ({"g": g}, {"statements": few}, {"statements": forged}):
         refused(asked_before, "client-0", ask, **change)
-
-
-def test_what_was_shown_before_still_counts_when_a_silent_member_comes_back(truth, tmp_path):
-    federation = disputed(tmp_path, ledger=True)
-    lost = {(FRIEND, "table")}
-    federation.after.append(lambda name, ask, answer: None if (name, ask.exchange) in lost else answer)
-    with federation.over():
-        coordinator = federation.coordinator
-        assert FRIEND in coordinator.settled.unproved
-        lost |= {(name, kind) for name in federation.names for kind in ("table", "pairs")}
-        lost.remove((FRIEND, "table"))
-        coordinator.settled = federation.clearing().late(LIAR)
-    assert coordinator.settled.final
-    assert coordinator.settled.liars == (LIAR,)
-    assert due_in(federation) == truth()
-    assert federation.verified()
-    list(verify_folder(federation.folder, archive=federation.folder / "archive"))
 
 
 def test_masks_are_not_shown_if_the_equation_holds(tmp_path):

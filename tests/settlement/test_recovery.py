@@ -251,13 +251,6 @@ def test_a_liar_is_named_once_by_the_server_that_goes_on_later(tmp_path, monkeyp
     assert federation.verified()
 
 
-def test_members_with_files_answer_the_server_that_goes_on(tmp_path):
-    """Every message meets a new process, as between machines."""
-    federation = dies(settled(tmp_path, files=True), "state", answered=1)
-    assert again(federation).holding == ROUNDS
-    assert federation.verified()
-
-
 # ------------------------------------------------------------------------------- a server that wants it anew
 
 

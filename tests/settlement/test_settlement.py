@@ -136,19 +136,6 @@ def test_nothing_is_measured_before_the_pool_opens(tmp_path):
         assert one.body["utilities"] == {}
 
 
-def test_lost_and_absent_members_settle_the_rounds_they_are_in(tmp_path):
-    lost = [("client-2", 2, "masked"), ("client-3", 3, "unmask")]
-    federation = settled(tmp_path, members=6, lost=lost, away=[("client-4", 1)]).run()
-    found = federation.coordinator.settled
-    assert [one.participants for one in found.equations] == [
-        ("client-0", "client-1", "client-2", "client-3", "client-5"),
-        ("client-0", "client-1", "client-3", "client-4", "client-5"),
-        ("client-0", "client-1", "client-2", "client-3", "client-4", "client-5"),
-    ]
-    assert [one.holds for one in found.equations] == [True] * 3
-    assert federation.verified()
-
-
 @pytest.mark.parametrize("stage", ["masked", "unmask"])
 def test_an_aborted_round_is_not_settled_and_listed_if_shares_were_released(tmp_path, stage):
     lost = [(f"client-{i}", 2, stage) for i in range(3)]
@@ -188,21 +175,6 @@ def test_members_that_say_a_right_direction_is_wrong_keep_nobody_else_from_stati
 
 
 # ------------------------------------------------------------------------------------------- lying servers
-
-
-def reopened(federation):
-    """Let members answer again, as if they had not signed the last head."""
-    for name in federation.names:
-        federation.member(name).state(federation.run_id)._values.pop("seen", None)
-
-
-def test_a_member_answers_the_same_again_and_nothing_else(tmp_path):
-    federation = settled(tmp_path).run()
-    reopened(federation)
-    asked = federation.asked(LIAR)
-    first = {(one.member, one.ask.exchange, one.ask.round): one.answer for one in federation.passed}
-    for key in (("open", 3), ("agree", 2), ("agreed", 3), ("state", 3), ("settle", 3)):
-        assert federation.ask(LIAR, asked[key]) == first[LIAR, *key]
 
 
 def test_a_manifest_of_another_run_or_utility_or_of_later_rounds_is_refused(tmp_path):
