@@ -1,13 +1,7 @@
 """A run that is trained several times: the same data and test pool, another first model and batch order."""
 
 import json
-import os
-import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -291,56 +285,3 @@ def test_compare_says_why_not_in_one_line(pair, tmp_path, capsys):
     with pytest.raises(SystemExit), errors_as_messages():
         raise call("compare", pair, "--out", tmp_path / "mine.html").exception
     assert (tmp_path / "mine.html").read_text() == "mine"
-
-
-# ------------------------------------------------------------------------------------------------- kill -9
-
-CHILD = """
-import sys
-import torch
-torch.set_num_threads(1)
-from fedmerit.cli import app
-app({arguments!r})
-"""
-
-
-def start(*arguments):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    code = CHILD.format(arguments=list(map(str, arguments)))
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes)
-
-
-def finish(process):
-    told, _ = process.communicate()
-    assert process.returncode == 0, told
-
-
-@pytest.mark.long
-@pytest.mark.timeout(280)
-def test_killed_at_any_moment_it_goes_on_and_ends_with_the_same_scores(config, tmp_path):
-    """Real processes, kill -9 in the middle of the runs; finished runs stay as they are."""
-    arguments = ("run", config, "--repeat", 3, "--set", "training.rounds=3", "--out")
-    finish(start(*arguments, tmp_path / "whole"))
-    home, rng, finished = tmp_path / "killed", random.Random(20261116), {}
-    for number, lines in ((1, 0), (1, 4), (2, 2), (2, 4), (3, 0), (3, 5)):
-        process = start(*arguments, home, *(["--resume"] if (home / "run-1").exists() else []))
-        try:
-            while not (line := process.stdout.readline()).startswith(f"run {number} of 3"):
-                assert line, "it ended too early"
-            for _ in range(lines):
-                process.stdout.readline()
-            time.sleep(rng.random() * 0.15)
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-        assert process.returncode == -signal.SIGKILL
-        for name, ledger in finished.items():
-            assert (home / name / "ledger.sqlite").read_bytes() == ledger
-        for name in [f"run-{k}" for k in range(1, number)]:
-            finished[name] = (home / name / "ledger.sqlite").read_bytes()
-    finish(start(*arguments, home, "--resume"))
-    for name in ("run-1", "run-2", "run-3"):
-        same = [(folder / name / "scores.json").read_bytes() for folder in (home, tmp_path / "whole")]
-        assert same[0] == same[1]
-    assert len(compared(runs_of([home])).runs) == 3

@@ -1,9 +1,13 @@
 """A run that is killed at any moment goes on and ends with the same bytes. Real processes, kill -9."""
 
 import json
+import os
 import random
+import subprocess
+import sys
 import time
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +18,7 @@ from fedmerit.simulation.run import Rehearsal, run
 from fedmerit.storage.recorder import LedgerRecorder
 from fedmerit.storage.run_folder import Folder
 from fedmerit.verify import verify_folder
-from killing import crash, half_run, killed
+from killing import crash, half_run
 from tiny import losing, tiny
 
 STALE = "corruption.free_rider={client-3='stale'}"
@@ -44,6 +48,41 @@ def whole(tmp_path_factory):
     return cache(files)
 
 
+CHILD = """
+import sys
+import torch
+torch.set_num_threads(1)
+sys.path[:0] = {paths!r}
+from fedmerit.simulation.run import LocalTransport, run
+from tests.simulation.test_resume import LOST, config
+LocalTransport.lost = LOST
+print("ready", flush=True)
+run(config(), {folder!r}, resume={resume!r}, watch=lambda step: print(step.stage, flush=True))
+"""
+
+
+def killed(folder, live):
+    """Run or resume ``config()`` in a process of its own, and kill it; return whether it was over.
+
+    ``live`` reads its stages, one a line, for as long as the run is to live.
+    """
+    root, resume = Path(__file__).parents[2], (folder / "config.toml").exists()
+    code = CHILD.format(paths=[str(root), str(root / "tests/support")], folder=str(folder), resume=resume)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert process.stdout.readline() == "ready\n"
+        live(process.stdout)
+    finally:
+        finished = process.poll() is not None
+        process.kill()
+        process.communicate()
+    assert not finished or process.returncode == 0
+    return finished
+
+
 @pytest.mark.long
 @pytest.mark.timeout(280)
 def test_killed_at_ten_random_moments_it_ends_with_the_same_bytes(tmp_path, whole):
@@ -56,7 +95,7 @@ def test_killed_at_ten_random_moments_it_ends_with_the_same_bytes(tmp_path, whol
                 break
         time.sleep(rng.random() * 0.15)
 
-    while kills < 10 and not killed(__name__, folder, live):
+    while kills < 10 and not killed(folder, live):
         kills += 1
     run(config(), folder, resume=True)
     found = (folder / "scores.json").read_bytes(), (folder / "scores.csv").read_bytes()

@@ -26,6 +26,7 @@ from fedmerit.simulation.utilities import (
     resolve_all,
 )
 from networks import module_of
+from raising import raises
 
 USER = """
 import torch
@@ -264,9 +265,8 @@ def test_a_network_that_ends_in_probabilities_is_found_and_no_other(outputs):
 def test_the_first_model_is_left_as_it_was():
     _, network = networks(5)
     before = {name: one.clone() for name, one in network.state_dict().items()}
-    with pytest.raises(ConfigError) as refused:
+    with raises(ConfigError, setting="model.outputs"):
         check_kind(network, samples(5)[0], resolve_all(["brier"]))
-    assert refused.value.setting == "model.outputs"
     assert all(torch.equal(before[name], one) for name, one in network.state_dict().items())
     check_kind(network, samples(5)[0], resolve_all(["brier"]), "logits")  # somebody said so
 
@@ -287,9 +287,8 @@ def module(monkeypatch):
 def test_a_rehearsal_refuses_them_until_the_config_says_which(module):
     given = {"model": {"name": "ends_in_softmax:net"}, "scoring": {"method": "settled"}}
     given["partition"] = {"scheme": "iid", "clients": 3}
-    with pytest.raises(ConfigError) as refused:
+    with raises(ConfigError, setting="model.outputs"):
         prepare(from_dict(given))
-    assert refused.value.setting == "model.outputs"
     hashes = set()
     for said in ("logits", "probabilities"):
         federation = prepare(from_dict(given | {"model": {**given["model"], "outputs": said}}))
@@ -312,9 +311,8 @@ def test_torch_scoring_refuses_them_until_it_is_told_which():
     y = logits(torch.as_tensor(x)).argmax(1).numpy()
     test, arrays = SimpleNamespace(x=x, y=y), ArrayRecord(probabilities.state_dict())
     for function in torch_scoring(lambda: probabilities, "expected-accuracy"):
-        with pytest.raises(ConfigError) as refused:
+        with raises(ConfigError, setting="model.outputs"):
             function(arrays, test)
-        assert refused.value.setting == "model.outputs"
     with pytest.raises(ConfigError):
         torch_scoring(lambda: probabilities, outputs="odds")
     right = torch_scoring(lambda: probabilities, "expected-accuracy", outputs="probabilities")
