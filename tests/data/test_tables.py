@@ -11,6 +11,7 @@ import pytest
 from fedmerit.data import load
 from fedmerit.data.partitions import members
 from fedmerit.errors import DataError, MissingExtra
+from fedmerit.notes import code_of
 
 
 def table(tmp_path, text, **options):
@@ -29,6 +30,8 @@ def test_a_table_by_explicit_choice(tmp_path):
     assert len(found.y_test) == 4
     assert found.y_test.tolist().count(0) == 2  # drawn from each class and member alike
     assert set(found.group_train) == {"N", "S"}
+    codes = [code_of(note) for note in found.notes]
+    assert "tested-on-members" in codes
     hot = table(tmp_path, ROWS, group="site", categories="one-hot", standardise=True)
     assert hot.x_train.shape == (8, 3)
     assert hot.x_train.mean(0) == pytest.approx(0, abs=1e-6)
@@ -41,10 +44,13 @@ def test_a_table_by_explicit_choice(tmp_path):
 
 
 def test_rows_may_say_which_are_for_the_test(tmp_path):
-    marked = "use,x,y\n" + "".join(f"{'test' if i > 7 else 'train'},{i},{i % 2}\n" for i in range(12))
-    found = table(tmp_path, marked, test="use")
+    marked = "use,site,x,y\n" + "".join(
+        f"{'test' if i > 7 else 'train'},{'NS'[i % 2]},{i},{i % 2}\n" for i in range(12)
+    )
+    found = table(tmp_path, marked, test="use", group="site")
     assert found.x_test[:, 0].tolist() == [8, 9, 10, 11]
     (tmp_path / "more.csv").write_text("x,y\n50,0\n51,1\n")
+    assert "tested-on-members" not in map(code_of, found.notes)
     found = table(tmp_path, "x,y\n1,0\n2,1\n", test=str(tmp_path / "more.csv"))
     assert found.x_test[:, 0].tolist() == [50, 51]
     with pytest.raises(DataError, match="row 3 below the header: 'use' must be train or test, got 'both'"):

@@ -133,6 +133,8 @@ def test_more_samples_tell_more_apart_and_samples_dealt_alike_too():
     assert [2 * gap for gap in many] == pytest.approx(few)
     assert gaps(250, "partition.scheme=iid") < few
     assert gaps(250, "scoring.utilities=['accuracy']", "scoring.method=reports")[0] > few[0]
+    unmeasured = from_dict({}, ["scoring.utilities=['f1:0']", "scoring.method=reports"])
+    assert resolution(unmeasured, 6, 250) is None
 
 
 # ----------------------------------------------------------------------------------------------- progress

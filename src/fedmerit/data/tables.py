@@ -28,7 +28,7 @@ from fedmerit.files.sheets import (
     plain_numbers,
     read_sheet,
 )
-from fedmerit.notes import first_names, nearest, spelled, two_spellings
+from fedmerit.notes import Note, first_names, nearest, spelled, two_spellings
 from fedmerit.scoring.amounts import readings
 
 Mask = npt.NDArray[np.bool_]
@@ -117,6 +117,8 @@ def table(
     y, classes = _target(rows, target, cells[target], kind)
     alike = [name for name in (target if kind == "classes" else "", group) if name]
     held = _held(files, split, alike, test_fraction, split_seed)
+    if group and not test:
+        notes.append(Note("tested-on-members"))
     kept = np.ones(len(held), dtype=bool)
     if missing == "drop":
         kept = ~np.any([[_empty(value) for value in cells[name]] for name in named], axis=0)

@@ -278,9 +278,10 @@ def _paper_columns(rows: Sequence[PaperRow]) -> Columns:
 
 def print_plan(console: Console, plan: Plan) -> None:
     """Print what the test set can tell apart, then what a run will cost."""
-    low, high = (100 * gap for gap in plan.resolution.gaps)
-    said = {"samples": plan.resolution.samples, "members": plan.members, "utility": plan.utility}
-    console.print(words("terminal.plan-gaps", **said, low=low, high=high, fair=50 / plan.members))
+    if (found := plan.resolution) is not None:
+        low, high = (100 * gap for gap in found.gaps)
+        said = {"samples": found.samples, "members": plan.members, "utility": plan.utility}
+        console.print(words("terminal.plan-gaps", **said, low=low, high=high, fair=50 / plan.members))
     console.print(
         words(
             "terminal.plan",

@@ -47,8 +47,7 @@ SPREAD = {
 }
 """Standard deviation over test samples of the difference between two members' sums, where samples were dealt
 alike (iid), and where they were not: from the lowest 10th to the highest 90th percentile over pairs in
-experiments/results. The first two are PHI's, the others alpha's. Utilities not named here use the range of
-accuracy."""
+experiments/results. The first two are PHI's, the others alpha's."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +58,17 @@ class Resolution:
     gaps: tuple[float, float]  # differences of two members' sums: none below is found, all above are
 
 
-def resolution(config: Config, members: int, samples: int) -> Resolution:
+def resolution(config: Config, members: int, samples: int) -> Resolution | None:
     """Return what so many members can tell apart on so many test samples, by the criterion of the scores.
 
-    Settled scores have errors from blocks, reports from sketches. One training adds its own (`TRAINING`). The
-    two gaps are for the smallest and the largest spread seen on real networks.
+    None if nobody has measured the spread of the paid utility. Settled scores have errors from blocks,
+    reports from sketches. One training adds its own (`TRAINING`). The two gaps are for the smallest and the
+    largest spread seen on real networks.
     """
     alike = config.partition.scheme in ("iid", "sizes")
-    low, high = SPREAD.get(config.scoring.utilities[0], SPREAD["accuracy"])[not alike]
+    if (spreads := SPREAD.get(config.scoring.utilities[0])) is None:
+        return None
+    low, high = spreads[not alike]
     freedom = min(BLOCKS, samples) - 1 if config.settles else pair_freedom(SKETCH, samples)
     how = {"comparisons": max(1, members * (members - 1) // 2), "freedom": freedom}
     both = math.hypot(1, TRAINING)
@@ -117,7 +119,7 @@ class Plan:
     flower_models: int  # most models per member and round when members evaluate
     utility: str  # the paid one
     pool: int  # test samples per round; 0 if rounds are not measured
-    resolution: Resolution
+    resolution: Resolution | None  # None: nobody has measured the spread of the paid utility
     settlement: SettlementCost | None
     notes: tuple[str, ...]  # what a run of this config would print before it starts
 
@@ -154,7 +156,7 @@ def plan(config: Config, *, calibrate: bool = True, done: Callable[[], None] = l
     settlement = _settlement(federation, calibrate=calibrate) if config.settles else None
     done()
     paid, notes = config.scoring.utilities[0], list(federation.notes)
-    if paid not in SPREAD:  # no experiment has measured its spread
+    if paid not in SPREAD:
         notes.append(Note("spread-unknown", utility=paid))
     return Plan(
         device=str(federation.device),

@@ -249,7 +249,7 @@ def prepare(
     if unit is not None:
         mean, sd = (", ".join(f"{x:.4g}" for x in np.ravel(values)[:4]) for values in (unit.mean, unit.sd))
         notes.append(Note("standardised-y", mean=mean, sd=sd))
-    notes += _constant(network, pool.first, utilities[0], dataset.y_train)
+    notes += _constant(network, pool.first, utilities[0], dataset.y_train, config)
     notes += _class_mix(dataset, pool) if dataset.classes else [Note("drawn-at-random")]
     notes += [Note("whole-metric", utility=name) for name in config.whole]
     if counters := left_out(network):
@@ -353,7 +353,7 @@ MOST = 0.5
 """A constant answer earns most if it covers this part of the way from the first model to a perfect one."""
 
 
-def _constant(network: nn.Module, shown: Slice, paid: Utility, y: Labels) -> Iterator[Note]:
+def _constant(network: nn.Module, shown: Slice, paid: Utility, y: Labels, config: Config) -> Iterator[Note]:
     """Yield a note if always answering the mean of y is far better than the first model."""
     if paid.of != "numbers" or paid.of_logits is None:
         return
@@ -362,7 +362,9 @@ def _constant(network: nn.Module, shown: Slice, paid: Utility, y: Labels) -> Ite
     first = float(np.mean(evaluate(network, shown.x, shown.y, [paid])[paid.name]))
     constant = float(paid.of_logits(always, torch.as_tensor(shown.y)).double().mean())
     if constant - first > MOST * (1 - first):
-        yield Note("constant-earns", utility=paid.name, first=first, constant=constant)
+        plain, mse = config.model.outputs == "plain", config.training.loss == "mse"
+        why = Note("constant-plain" if plain else "constant-standardised" if mse else "constant-loss")
+        yield Note("constant-earns", utility=paid.name, first=first, constant=constant, why=why)
 
 
 def _pool_settings(config: Config) -> dict[str, Any]:

@@ -161,13 +161,17 @@ def loss_of(name: str, *, probabilities: bool = False, unit: Unit | None = None)
     return Loss(name, load_object(name, "training.loss"))
 
 
+def _of_numbers(y: Labels) -> str:
+    return "'mse' or 'binary'" if y.min() >= 0 and y.max() <= 1 else "'mse'"
+
+
 def check_target(loss: str, y: Labels, classes: int, what: str) -> None:
     """Raise `ConfigError` if a loss cannot be trained with these targets; 0 classes: y is no class."""
     whole = y.dtype.kind in "iu"
     kind = f"{classes} classes" if classes else "real numbers" if y.ndim == 1 else f"arrays of {y.dtype}"
     problem = ""
     if loss == "cross-entropy" and not (classes or (whole and y.ndim > 1)):
-        problem = "classes, or arrays of classes: take 'mse' or 'binary'"
+        problem = f"classes, or arrays of classes: take {_of_numbers(y)}"
     elif loss == "cross-entropy" and int(y.min()) < 0:
         problem = f"classes from 0 on, but y holds {int(y.min())}"
     elif loss == "mse" and (classes or whole):
