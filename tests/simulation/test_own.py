@@ -244,7 +244,7 @@ def test_errors_become_skill_by_the_scale_and_have_a_gradient():
     assert found["mae-skill:4"].tolist() == [1.0, 0.5, 0.0]
     start, end = np.array([1.0, 0.0], np.float32), np.array([1.5, 0.5], np.float32)
     way = direction(model, start, end, x, y, square, blocks=1)
-    assert float(way.gradient @ torch.tensor(end - start)) == pytest.approx(way.gain, rel=1e-3)
+    assert float(way.gradient @ (end - start)) == pytest.approx(way.gain, rel=1e-3)
 
 
 def test_one_logit_is_that_of_two_classes():
