@@ -692,10 +692,10 @@ def spoiling(monkeypatch, adds):
     """Let members add so much to the first word that they mask, by (member, round)."""
     real = Client._payload
 
-    def spoilt(client, task, words):
+    def spoilt(client, words):
         words = words.copy()
         words[:1] += np.uint32(adds.get((client.name, client.setting.round), 0) % 2**32)
-        return real(client, task, words)
+        return real(client, words)
 
     monkeypatch.setattr(Client, "_payload", spoilt)
 
