@@ -52,7 +52,6 @@ class QuickEvaluation:
     def __call__(self, model: Any, shown: Any) -> dict[str, np.ndarray]:
         """Every utility of every sample."""
         federation = self.federation
-        federation.evaluations += 1
         if self.shown is None or self.shown[0] != shown.id:
             labels = as_tensor(shown.y).to(federation.device)
             self.shown = shown.id, prepare(as_tensor(shown.x), federation.device), labels

@@ -22,7 +22,7 @@ import contextlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -36,6 +36,7 @@ from fedmerit.identity import check_name, check_names
 from fedmerit.notes import first_names
 from fedmerit.protocol.pool import Images, Labels, Pool, apart, parts_of, span_of
 from fedmerit.scoring.types import LARGEST
+from fedmerit.settings import Corruption
 
 Indices = npt.NDArray[np.int64]
 """Sample numbers of one client, in ascending order."""
@@ -396,15 +397,6 @@ def label_flip(y: Labels, classes: int) -> Labels:
     return classes - 1 - y
 
 
-def ramp(clients: int) -> list[float]:
-    """Return the noise rates i/(N-1): the first client is clean, the last has random labels.
-
-    >>> ramp(5)
-    [0.0, 0.25, 0.5, 0.75, 1.0]
-    """
-    return [i / (clients - 1) for i in range(clients)]
-
-
 def apply(
     x: Images,
     y: Labels,
@@ -412,12 +404,11 @@ def apply(
     names: Sequence[str],
     classes: int,
     rng: np.random.Generator,
-    *,
-    label_noise: Mapping[str, float] | str = "",
-    label_flip: Sequence[str] = (),
-    free_rider: Mapping[str, str] | None = None,
+    faults: Corruption | None = None,
 ) -> list[ClientData]:
-    """Give each client its part of (x, y) and corrupt the clients that the settings name.
+    """Give each client its part of (x, y) and corrupt the clients that ``faults`` name.
+
+    Label noise "ramp" has the rates i/(N-1): the first client is clean, the last has random labels.
 
     Args:
         x: all training samples.
@@ -426,17 +417,16 @@ def apply(
         names: of the clients, in the same order.
         classes: number of classes C.
         rng: spawns one generator per client, so that no client's noise depends on that of others.
-        label_noise: rate in [0, 1] by name, or "ramp" for all clients.
-        label_flip: names of clients whose labels are flipped.
-        free_rider: "zero", "noise" or "stale" by name.
+        faults: each client may have one.
     """
-    rates = label_noise
+    faults = faults or Corruption()
+    rates, flipped, riders = faults.label_noise, faults.label_flip, faults.free_rider
     if isinstance(rates, str):
-        rates = dict(zip(names, ramp(len(names)), strict=True)) if rates == "ramp" else {}
+        last = len(names) - 1
+        rates = {name: i / last for i, name in enumerate(names)} if rates == "ramp" else {}
     noise = {name: rate for name, rate in rates.items() if rate}
-    riders = free_rider or {}
     corrupted: dict[str, str] = {}
-    for setting, listed in (("label_noise", noise), ("label_flip", label_flip), ("free_rider", riders)):
+    for setting, listed in (("label_noise", noise), ("label_flip", flipped), ("free_rider", riders)):
         for name in listed:
             if name in corrupted:
                 problem = f"client {name!r} is in {corrupted[name]} too: one corruption each"
@@ -451,18 +441,15 @@ def apply(
     for name, part, own in zip(names, parts, rng.spawn(len(names)), strict=True):
         labels, corruption = y[part], ""
         if name in noise:
-            labels = _label_noise(labels, noise[name], classes, own)
+            labels = label_noise(labels, noise[name], classes, own)
             corruption = f"label noise {noise[name]:g}"
-        elif name in label_flip:
-            labels, corruption = _label_flip(labels, classes), "labels flipped"
+        elif name in flipped:
+            labels, corruption = label_flip(labels, classes), "labels flipped"
         elif name in riders:
             corruption = f"free rider: {riders[name]}"
         behaviour = cast(Behaviour, riders.get(name, "honest"))
         made.append(ClientData(name=name, x=x[part], y=labels, behaviour=behaviour, corruption=corruption))
     return made
-
-
-_label_noise, _label_flip = label_noise, label_flip
 
 
 # ------------------------------------------------------------------------------------------- the test pool

@@ -7,7 +7,6 @@ Means and categories are those of the training rows of all members.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,6 +29,7 @@ from fedmerit.files.sheets import (
 )
 from fedmerit.notes import Note, first_names, nearest, spelled, two_spellings
 from fedmerit.scoring.amounts import readings
+from fedmerit.scoring.types import written_number
 
 Mask = npt.NDArray[np.bool_]
 """Which rows."""
@@ -110,11 +110,12 @@ def table(
     may = [name for name in (*named, *([target] if kind == "numbers" else [])) if name not in listed]
     for place, file in enumerate(files):
         _check_columns(file, named)
-        _check_filled(file, [target, *([] if place else filter(None, (group, split)))])
+        for name in (target, *([] if place else filter(None, (group, split)))):
+            if (empty := next((row for row, value in enumerate(file.cells[name]) if _empty(value)), -1)) >= 0:
+                raise DataError(f"{file.at(empty)} has no {name!r}; an empty one is refused")
         notes += file.read_numbers(may, decimal)
-    rows = _Rows(files)
     cells = {name: [value for file in files for value in file.cells[name]] for name in (target, *named)}
-    y, classes = _target(rows, target, cells[target], kind)
+    y, classes = _target(files, target, cells[target], kind)
     alike = [name for name in (target if kind == "classes" else "", group) if name]
     held = _held(files, split, alike, test_fraction, split_seed)
     if group and not test:
@@ -129,12 +130,13 @@ def table(
         raise DataError(f"{path}: no row left to {'test' if train.any() else 'train'} on")
     columns = []
     for name in named:
-        feature = _Feature(rows, name, cells[name], train, tested)
+        feature = _Feature(files, name, cells[name], train, tested)
         columns += feature.columns(missing, one_hot=categories == "one-hot", listed=name in listed)
         notes += [f"{path.name}: {note}" for note in feature.notes]
     x = np.stack(columns, axis=1)
     if standardise:
-        x = _standardised(x, train)
+        varies = x[train].min(axis=0) < x[train].max(axis=0)  # rounding gives 0.1, 0.1, ... a deviation too
+        x = (x - x[train].mean(axis=0)) / np.where(varies, x[train].std(axis=0), 1.0)
         notes.append(f"{path.name}: features standardised over the training rows of all members")
     groups = files[0].cells.get(group, [])
     return {
@@ -156,12 +158,6 @@ def _check_features(named: Sequence[str], target: str, listed: Sequence[str]) ->
         )
     if strange := [name for name in listed if name not in named]:
         raise DataError.at("data.options", f"{strange[0]!r} is not a feature", entry="categories")
-
-
-def _standardised(x: npt.NDArray[np.float64], train: Mask) -> npt.NDArray[np.float64]:
-    """Return features of mean 0 and standard deviation 1 over the training rows; constants become 0."""
-    varies = x[train].min(axis=0) < x[train].max(axis=0)  # rounding gives 0.1, 0.1, ... a deviation too
-    return np.asarray((x - x[train].mean(axis=0)) / np.where(varies, x[train].std(axis=0), 1.0))
 
 
 def _groups(path: Path, column: str, values: Sequence[str], train: Mask) -> npt.NDArray[np.str_]:
@@ -286,13 +282,6 @@ def _check_columns(file: _Table, wanted: Sequence[str]) -> None:
             raise DataError(f"{file.path}: column {name!r} is missing{hint}; found {columns}")
 
 
-def _check_filled(file: _Table, columns: Sequence[str]) -> None:
-    for name in columns:
-        for row, value in enumerate(file.cells[name]):
-            if _empty(value):
-                raise DataError(f"{file.at(row)} has no {name!r}; an empty one is refused")
-
-
 def _empty(value: str) -> bool:
     return value.casefold() in EMPTY
 
@@ -300,35 +289,26 @@ def _empty(value: str) -> bool:
 # ------------------------------------------------------------------------------------------------- numbers
 
 
-_PLAIN = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-
-
 def _number(text: str) -> float:
-    return float(text) if _PLAIN.fullmatch(text) else math.nan
+    try:
+        return written_number(text)
+    except ValueError:
+        return math.nan
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Where the rows are: those of a file, then those of a second one."""
-
-    files: Sequence[_Table]
-
-    @property
-    def path(self) -> Path:
-        """The first file."""
-        return self.files[0].path
-
-    def at(self, row: int) -> str:
-        """Return what messages call a row."""
-        first = len(self.files[0].sheet.rows)
-        return self.files[0].at(row) if row < first else self.files[1].at(row - first)
+def _at(files: Sequence[_Table], row: int) -> str:
+    """Return what messages call a row of a file, or of the second one below it."""
+    first = len(files[0].sheet.rows)
+    return files[0].at(row) if row < first else files[1].at(row - first)
 
 
 class _Feature:
     """A column of features; rows that are neither for training nor for the test may hold anything."""
 
-    def __init__(self, rows: _Rows, name: str, values: list[str], train: Mask, tested: Mask) -> None:
-        self.rows, self.name, self.values = rows, name, values
+    def __init__(
+        self, files: Sequence[_Table], name: str, values: list[str], train: Mask, tested: Mask
+    ) -> None:
+        self.files, self.name, self.values = files, name, values
         self.train, self.tested = train, tested
         self.empty = np.array([_empty(value) for value in values])
         self.numbers = np.array([math.nan if _empty(value) else _number(value) for value in values])
@@ -358,17 +338,17 @@ class _Feature:
             return [np.where(self.empty, 0.0, self.numbers)]  # rows that are left out
         trained = self.train & ~self.empty
         if not trained.any():
-            raise DataError(f"{self.rows.path}: column {self.name!r} has no value in any training row")
+            raise DataError(f"{self.files[0].path}: column {self.name!r} has no value in any training row")
         return [np.where(self.empty, self.numbers[trained].mean(), self.numbers)]
 
     def _first(self, mask: Mask) -> str:
-        return self.rows.at(int(np.flatnonzero(mask)[0]))
+        return _at(self.files, int(np.flatnonzero(mask)[0]))
 
     def _categories(self) -> list[npt.NDArray[np.float64]]:
         """Return a column of 0 and 1 per category in the training rows."""
         values = ["" if gone else value for value, gone in zip(self.values, self.empty, strict=True)]
         seen = sorted({values[i] for i in np.flatnonzero(self.train)})
-        column = f"{self.rows.path}: column {self.name!r}"
+        column = f"{self.files[0].path}: column {self.name!r}"
         if len(seen) > CATEGORIES:
             raise DataError(
                 f"{column} has {len(seen)} different values, expected at most {CATEGORIES} categories: leave "
@@ -392,15 +372,15 @@ class _Feature:
         if not text:
             row = int(np.flatnonzero(~self.empty & ~np.isfinite(self.numbers))[0])
             raise DataError(
-                f"{self.rows.at(row)}: {name!r} is {values[row]!r:.60}, which is too large a number"
+                f"{_at(self.files, row)}: {name!r} is {values[row]!r:.60}, which is too large a number"
             )
         for place in text:
             if values[place].endswith("%") or values[place][:1] in ("=", "#"):
                 raise DataError(
-                    f"{self.rows.at(place)}: {name!r} is {values[place]!r:.60}, a percentage, formula or "
+                    f"{_at(self.files, place)}: {name!r} is {values[place]!r:.60}, a percentage, formula or "
                     "error of a spreadsheet program: write the number"
                 )
-        where = f"{self.rows.at(text[0])}: {name!r} is {values[text[0]]!r:.60}"
+        where = f"{_at(self.files, text[0])}: {name!r} is {values[text[0]]!r:.60}"
         if not one_hot:
             raise DataError(
                 f"{where}, which is no number: choose data.options.categories = 'one-hot' or [{name!r}], or "
@@ -416,20 +396,22 @@ class _Feature:
 
 
 def _target(
-    rows: _Rows, name: str, values: Sequence[str], kind: Kind
+    files: Sequence[_Table], name: str, values: Sequence[str], kind: Kind
 ) -> tuple[npt.NDArray[Any], tuple[str, ...]]:
     if kind == "numbers":
         numbers = np.array([_number(value) for value in values])
         if not np.isfinite(numbers).all():
             row = int(np.flatnonzero(~np.isfinite(numbers))[0])
-            raise DataError(f"{rows.at(row)}: the target {name!r} is {values[row]!r:.60}, which is no number")
+            raise DataError(
+                f"{_at(files, row)}: the target {name!r} is {values[row]!r:.60}, which is no number"
+            )
         return numbers.astype(np.float32), ()
     size = {value: float(next(iter(readings(value).values()), "nan")) for value in {*values}}
     whole = all(map(math.isfinite, size.values()))
     if whole and (real := [value for value in size if not size[value].is_integer()]):
         row = min(map(values.index, real))
         raise DataError(
-            f"{rows.at(row)}: the target {name!r} holds real numbers, such as {values[row]}, which are no "
+            f"{_at(files, row)}: the target {name!r} holds real numbers, such as {values[row]}, which are no "
             "classes: choose data.options.kind = 'numbers'"
         )
     names = sorted(sorted(size), key=size.__getitem__ if whole else str)
@@ -439,8 +421,8 @@ def _target(
     if alike:
         both = " and ".join(spelled(*alike))
         raise DataError(
-            f"{rows.path}: the target {name!r} holds {both}, which would be two classes: write a class in "
-            "one way"
+            f"{files[0].path}: the target {name!r} holds {both}, which would be two classes: write a class "
+            "in one way"
         )
     place = {value: k for k, value in enumerate(names)}
     return np.array([place[value] for value in values], dtype=np.int64), tuple(names)

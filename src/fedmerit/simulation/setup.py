@@ -88,7 +88,6 @@ class Federation:
     device: torch.device
     notes: tuple[str, ...]
     seeds: Seeds = seed_for
-    evaluations: int = 0  # models evaluated so far
     _shown: tuple[str, Tensor, Tensor] | None = field(default=None, init=False)
 
     @property
@@ -123,7 +122,6 @@ class Federation:
         """Return every utility of every sample of a slice for the model with this vector."""
         if self._shown is None or self._shown[0] != shown.id:  # copy a slice to the device only once
             self._shown = (shown.id, as_tensor(shown.x).to(self.device), as_tensor(shown.y).to(self.device))
-        self.evaluations += 1
         load_vector(self.network, model)
         _, x, y = self._shown
         return evaluate(self.network, x, y, self.utilities, balanced=self.pool.balanced)
@@ -218,7 +216,6 @@ def prepare(
         file=file or None,
         names=config.clients,
     )
-    corruption = config.corruption
     clients = data.apply(
         dataset.x_train,
         dataset.y_train,
@@ -226,9 +223,7 @@ def prepare(
         config.clients,
         len(dataset.classes),
         generator_for(config, "corruption"),
-        label_noise=corruption.label_noise,
-        label_flip=corruption.label_flip,
-        free_rider=corruption.free_rider,
+        config.corruption,
     )
     network, unit = _network(config, dataset, seeds), _unit(config, dataset)
     if unit is not None:
