@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from fedmerit import Reports, alpha
-from fedmerit.protocol.measurement import mean
-from fedmerit.protocol.outcome import Model
+from fedmerit.protocol.outcome import Model, mean
 from fedmerit.protocol.pool import Slice
 from fedmerit.scoring.ground_truth import shapley
 from fedmerit.scoring.scores import products_of

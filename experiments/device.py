@@ -1,6 +1,6 @@
 """What members put into a sum, on the device where models are evaluated.
 
-The models equal those that `protocol.measurement` computes with numpy, bit for bit: the same products and
+The models equal those that `protocol.outcome` computes with numpy, bit for bit: the same products and
 quotients in float64, rounded to float32 at the same places. But a member's integers travel to the device
 once, rather than every model that follows from them. Only cosines may differ in their last bits, because
 the device sums in another order.
@@ -13,23 +13,21 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from fedmerit.protocol.measurement import (
+from fedmerit.protocol.outcome import (
     Contribution,
     Evaluations,
     Game,
+    Model,
+    Outcome,
     PerSample,
     check_weight,
     cosine,
-)
-from fedmerit.protocol.outcome import (
-    Model,
-    Outcome,
 )
 from fedmerit.protocol.pool import Slice
 from fedmerit.simulation.models import as_tensor
 
 Evaluate = Callable[[Model | Tensor, Slice], PerSample]
-"""As `protocol.measurement.Evaluate`, also of a vector that is on the device already."""
+"""As `protocol.outcome.Evaluate`, also of a vector that is on the device already."""
 
 
 def contribution_on(device: torch.device, contribution: Contribution) -> Tensor:
@@ -57,7 +55,7 @@ def cosine_of(update: Tensor, change: Tensor) -> float | None:
 def models_on(
     game: Game, m0: Tensor, m: Tensor, contribution: Tensor, weight: float, total: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the models of a member alone and of all others, as `protocol.measurement.coalition_models`.
+    """Return the models of a member alone and of all others, as `protocol.outcome.coalition_models`.
 
     Args:
         game: how coalition models are built.

@@ -18,8 +18,7 @@ from side_by_side import StackedTraining
 from fedmerit.config import Config
 from fedmerit.errors import ReportError
 from fedmerit.identity import seed_from
-from fedmerit.protocol.measurement import mean
-from fedmerit.protocol.outcome import Model, Outcome
+from fedmerit.protocol.outcome import Model, Outcome, mean
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.terms import weights_of
 from fedmerit.scoring.ground_truth import normalise, shapley

@@ -13,8 +13,7 @@ from strategies import Evaluation, EvaluationSet, Single, Stacked, Strategy, cho
 from torch import nn
 
 from fedmerit.errors import BoundError, DataError, InputError
-from fedmerit.protocol.measurement import Contribution, coalition_models
-from fedmerit.protocol.outcome import Outcome
+from fedmerit.protocol.outcome import Contribution, Outcome, coalition_models
 from fedmerit.simulation import models
 from fedmerit.simulation.analysis import Evaluator, Truth
 from fedmerit.simulation.models import build, flatten, load_vector, to_vector

@@ -10,17 +10,15 @@ from hypothesis import strategies as st
 
 from fedmerit.data import choose_pool, load
 from fedmerit.errors import BindingError, BoundError, MessageError
-from fedmerit.protocol.measurement import (
+from fedmerit.protocol.outcome import (
     Contribution,
     Evaluations,
-    Scorer,
-    coalition_models,
-)
-from fedmerit.protocol.outcome import (
     Outcome,
     Report,
+    Scorer,
     Told,
     accept,
+    coalition_models,
     model_hash,
     moved,
     sum_hash,
@@ -142,8 +140,8 @@ def test_the_server_drops_what_was_computed_on_anything_else(change, message):
     if isinstance(change.get("bound_to"), str):
         facts["bound_to"] = {**report.bound_to, change["bound_to"]: "00"}
     with pytest.raises((BindingError, MessageError), match=message):
-        accept(Report(**facts), outcome(), ["accuracy"])
-    accept(report, outcome(), ["accuracy"])
+        accept(Report(**facts), outcome(), ["accuracy"], Sampling())
+    accept(report, outcome(), ["accuracy"], Sampling())
 
 
 LINE = "m\nround 1: refused: stage unmask, member B: lied " + "x" * 1000
@@ -155,7 +153,7 @@ def test_what_a_member_makes_up_is_no_line_of_the_servers_notes(change):
     report = member().report(M0, outcome(), summed(UPDATES[0]), 1.0)
     facts = vars(report) | {key: {**getattr(report, key), **value} for key, value in change.items()}
     with pytest.raises((BindingError, MessageError)) as caught:
-        accept(Report(**facts), outcome(), ["accuracy"])
+        accept(Report(**facts), outcome(), ["accuracy"], Sampling())
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
 

@@ -49,11 +49,10 @@ from fedmerit.ledger.run import replay
 from fedmerit.protocol.clearing import Clearing, finish
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.direction import along_path
-from fedmerit.protocol.measurement import Evaluations, Trained, Work
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import MemoryState
 from fedmerit.protocol.messages import Ask, Parcel, join_body, pack
-from fedmerit.protocol.outcome import Report, Round
+from fedmerit.protocol.outcome import Evaluations, Report, Round, Trained, Work
 from fedmerit.protocol.settlement import agreement, countersignature
 from fedmerit.protocol.terms import EMBEDDED, FLOWER, Agreed, cautious, roster_in
 from fedmerit.secagg import masks as shares
@@ -493,7 +492,7 @@ class Federation:
     def _work(self, name: str, number: int, m0: np.ndarray) -> Work:
         def train() -> Trained:
             delta = self.updates[number, name] = self.train(name, number, m0)
-            return Trained(m0, delta, self._count(name))
+            return Trained(delta, self._count(name))
 
         return Work(m0, self.extra(name, number), train)
 

@@ -65,9 +65,9 @@ class Mixed(Federation):
 def main(home, name):
     import fedmerit
     from fedmerit.identity import load_key, read_roster
-    from fedmerit.protocol.measurement import Trained, Work
     from fedmerit.protocol.member import Participant
     from fedmerit.protocol.messages import Parcel
+    from fedmerit.protocol.outcome import Trained, Work
     from fedmerit.storage.member_state import MemberFiles
 
     key = home / f"{name}.pem"
@@ -78,7 +78,7 @@ def main(home, name):
         head, arrays, m0, delta = request
 
         def work(m0=m0, delta=delta):
-            return Work(m0, b"", lambda: Trained(m0, delta, 50))
+            return Work(m0, b"", lambda: Trained(delta, 50))
 
         try:
             roster = read_roster(home / "roster.toml")

@@ -31,9 +31,9 @@ from fedmerit.flower.measures import Gradient, Value, evaluator, slope_of
 from fedmerit.identity import Roster, load_key, public_key, read_roster
 from fedmerit.protocol.direction import Gradient as PathGradient
 from fedmerit.protocol.direction import along_path
-from fedmerit.protocol.measurement import Trained, Work
 from fedmerit.protocol.member import REFUSED, Participant
 from fedmerit.protocol.messages import Ask, Parcel
+from fedmerit.protocol.outcome import Trained, Work
 from fedmerit.protocol.terms import FLOWER, SIMULATED, cautious
 from fedmerit.storage.member_state import MemberFiles
 
@@ -215,7 +215,7 @@ class Secured(ClientApp):
             raise RefusedError(f"{self.weighted_by!r} must be a single number", stage="masked")
         if listed_metrics := self._shared(metrics, context, "training"):
             shared.append(MetricRecord(listed_metrics))
-        return Trained(m0, after - m0, samples, shape.dump())
+        return Trained(after - m0, samples, shape.dump())
 
     def _check(self, shape: Shape, trained: Trained, config: Config) -> None:
         """Raise an error that this member's owner can act on if an update cannot be masked."""

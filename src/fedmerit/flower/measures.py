@@ -22,8 +22,7 @@ from fedmerit.errors import ConfigError, DataError, FedmeritError, MessageError,
 from fedmerit.flower.codec import Shape, listed
 from fedmerit.identity import canonical
 from fedmerit.protocol.direction import Slope, metric_blocks
-from fedmerit.protocol.measurement import Evaluate, PerSample, mean
-from fedmerit.protocol.outcome import Model
+from fedmerit.protocol.outcome import Evaluate, Model, PerSample, mean
 from fedmerit.protocol.pool import Indices, Slice
 from fedmerit.scoring.sampling import jackknife
 

@@ -44,8 +44,8 @@ from fedmerit.ledger.run import Run, replay
 from fedmerit.protocol.clearing import finish
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.direction import Slope, along_path
-from fedmerit.protocol.measurement import Evaluations
 from fedmerit.protocol.messages import LEAST_SAMPLES
+from fedmerit.protocol.outcome import Evaluations
 from fedmerit.protocol.pool import KEY_BYTES, Pool, Sampling, apart, order_of, parts_of
 from fedmerit.protocol.terms import FLOWER, SIMULATED, least_scheduled, proposed
 from fedmerit.report.page.html import page_of_run

@@ -22,7 +22,6 @@ from fedmerit.config import Config
 from fedmerit.errors import BindingError, MessageError, ProtocolError, RoundAborted, StoreError
 from fedmerit.identity import Roster
 from fedmerit.protocol.direction import Gradient
-from fedmerit.protocol.measurement import Evaluations, mean
 from fedmerit.protocol.messages import (
     ANSWER,
     AdvertiseAsk,
@@ -42,6 +41,7 @@ from fedmerit.protocol.messages import (
     parsed,
 )
 from fedmerit.protocol.outcome import (
+    Evaluations,
     Model,
     Outcome,
     Report,
@@ -49,6 +49,7 @@ from fedmerit.protocol.outcome import (
     Told,
     accept,
     check_numbers,
+    mean,
     model_after,
     model_hash,
     moved,
@@ -446,7 +447,7 @@ class Coordinator:
         ask = outcome_ask(self.recorder.run, told, following if server else [])
         asks = dict.fromkeys(members, ask.pack(self.recorder.sign)) if members else {}
         utilities = self.config.scoring.utilities if self.config.reports else ()
-        sampling = Sampling(bool(self.recorder.agreed.commitment.get("balanced")))
+        sampling = Sampling(self.recorder.agreed.balanced)
         for name, answer in self.transport.exchange("report", asks) if asks else ():
             try:
                 report, signature, keys = self._opened(name, answer)

@@ -35,10 +35,9 @@ from fedmerit.errors import (
 from fedmerit.identity import Roster, canonical, commitment, seed_from
 from fedmerit.notes import Note
 from fedmerit.protocol import memory
-from fedmerit.protocol.measurement import Contribution, Evaluate, Evaluations, Scorer, Work
 from fedmerit.protocol.memory import Gradients, MemberState, Signatory, kept_line
 from fedmerit.protocol.messages import LEAST_SAMPLES, Ask, Joined, Parcel, ReportAnswer, join_body, pack
-from fedmerit.protocol.outcome import Model, Told
+from fedmerit.protocol.outcome import Contribution, Evaluate, Evaluations, Model, Scorer, Told, Work
 from fedmerit.protocol.pool import Sampling, samples_in
 from fedmerit.protocol.settler import SETTLING, Settler
 from fedmerit.protocol.terms import (
@@ -462,7 +461,7 @@ class Participant(Signatory):
         evaluate = self.evaluator(shape, scoring.utilities)
         if not isinstance(evaluate, Evaluations):
             evaluate = Evaluations(evaluate)
-        sampling = Sampling(bool(agreed.commitment.get("balanced")))
+        sampling = Sampling(agreed.balanced)
         scorer = Scorer(self.name, evaluate, scoring.game, sampling)
         if (last := state.last(memory.REPORT, number)) is not None:
             scorer.totals_on, scorer.totals = last.totals_on, {**last.totals}

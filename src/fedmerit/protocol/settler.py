@@ -552,7 +552,7 @@ class Settler:
         return Slice(index=pool.index, x=pool.x, y=pool.y, salts=b"", path=(), id=manifest.pool)
 
     def _blocks(self, shown: Slice) -> tuple[list[Indices], bool]:
-        return blocks_of(shown, balanced=bool(self.agreed.commitment["balanced"]))
+        return blocks_of(shown, balanced=self.agreed.balanced)
 
     def _enough(self, names: Iterable[str], what: str) -> None:
         signed = len(set(names))

@@ -190,6 +190,11 @@ class Agreed:
         """The settings among the terms."""
         return config_in(self.terms)
 
+    @property
+    def balanced(self) -> bool:
+        """Whether the test pool was drawn class by class."""
+        return bool(self.commitment.get("balanced"))
+
     def setting(self, run: str, number: int, members: Iterable[str], roster: Roster) -> Setting:
         """Return the setting of one attempt at a round, the same for members and server."""
         secure = self.config.secure_aggregation

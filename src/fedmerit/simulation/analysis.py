@@ -29,8 +29,7 @@ from fedmerit.errors import ConfigError, FedmeritError, NoGradient, ReportError,
 from fedmerit.identity import exact
 from fedmerit.notes import Note
 from fedmerit.protocol.direction import BLOCKS
-from fedmerit.protocol.measurement import Contribution, mean
-from fedmerit.protocol.outcome import Model, Outcome
+from fedmerit.protocol.outcome import Contribution, Model, Outcome, mean
 from fedmerit.protocol.pool import Slice
 from fedmerit.scoring.ground_truth import sampled_shapley, shapley
 from fedmerit.scoring.scores import cos_model, products_of

@@ -29,11 +29,19 @@ from fedmerit.protocol import memory
 from fedmerit.protocol.clearing import finish
 from fedmerit.protocol.coordinator import Archive, Coordinator, Weights
 from fedmerit.protocol.direction import Gradient
-from fedmerit.protocol.measurement import Contribution, Evaluations, Trained, Work
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import MemoryState, Value
 from fedmerit.protocol.messages import Ask, Exchange, Parcel, Signed, exchange_of, pack
-from fedmerit.protocol.outcome import Model, Outcome, Round, model_hash
+from fedmerit.protocol.outcome import (
+    Contribution,
+    Evaluations,
+    Model,
+    Outcome,
+    Round,
+    Trained,
+    Work,
+    model_hash,
+)
 from fedmerit.protocol.settler import SETTLING
 from fedmerit.protocol.terms import EMBEDDED, SIMULATED, from_past, proposed, roster_in
 from fedmerit.scoring.sampling import as_error
@@ -267,7 +275,7 @@ class LocalTransport:
 
         def train() -> Trained:
             with np.errstate(all="ignore"):  # encoding refuses a diverged model
-                return Trained(m0, trained - m0, len(client.y))
+                return Trained(trained - m0, len(client.y))
 
         return lambda: Work(m0, b"", train, m0_hash=self._m0_hash)
 

@@ -26,8 +26,7 @@ from fedmerit.errors import ConfigError, DataError, FedmeritError
 from fedmerit.identity import canonical, seed_from
 from fedmerit.notes import Note, numbered
 from fedmerit.protocol.direction import BLOCKS
-from fedmerit.protocol.measurement import PerSample
-from fedmerit.protocol.outcome import Model
+from fedmerit.protocol.outcome import Model, PerSample
 from fedmerit.protocol.pool import Images, Labels, Pool, Slice
 from fedmerit.protocol.terms import least_scheduled
 from fedmerit.scoring.doubts import lower_is_better
