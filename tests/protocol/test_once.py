@@ -107,6 +107,7 @@ class Drawn:
 
     def __init__(self, reports: Reports) -> None:
         self.aborted, self.reports, self.withheld = "", dict.fromkeys(reports.clients), ()
+        self.heard = (*self.reports,)
         self._reports = reports
 
     def to_reports(self, utility: str) -> Reports:
