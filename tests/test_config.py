@@ -5,13 +5,11 @@ import re
 import tomllib
 import tracemalloc
 import typing
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fedmerit
 from fedmerit.cli.run import DEMO, FIRST, commented_config
 from fedmerit.config import (
     SCHEMA,
@@ -28,9 +26,8 @@ from fedmerit.config import (
 from fedmerit.errors import ConfigError, InputError
 from fedmerit.notes import two_spellings
 from fedmerit.settings import Heading, Partition, Scoring, Training
-from refusals import refused
+from raising import raises
 
-SCHEMAS = Path(fedmerit.__file__).with_name("schemas")
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NAMES = st.lists(
     st.text(st.sampled_from("aZ9éλ漢 '\"#=.,[]{}-_:;🏥"), min_size=1, max_size=8)
@@ -193,11 +190,11 @@ def test_members_that_the_data_names_are_checked_once_they_are_known():
     assert config.clients == ()
     assert (config.partition.names, config.partition.clients) == ((), 0)
     assert from_dict(tomllib.loads(config.to_toml())) == config
-    with refused(ConfigError, setting="corruption.label_noise"):
+    with raises(ConfigError, setting="corruption.label_noise"):
         from_dict({**raw, "partition": {"scheme": "group", "names": ["Site 1", "Site 10", "Site 3"]}})
-    with refused(ConfigError, setting="corruption.label_noise"):
+    with raises(ConfigError, setting="corruption.label_noise"):
         from_dict({**raw, "corruption": {"label_noise": {"Site 2": 1.5}}})
-    with refused(ConfigError, setting="partition.clients"):
+    with raises(ConfigError, setting="partition.clients"):
         from_dict({**raw, "partition": {"scheme": "group", "clients": 2}})
 
 
@@ -283,7 +280,7 @@ BAD = {  # by setting: values that are refused beside nothing else
 def test_bad_values_are_refused_by_the_path_of_their_setting(setting, value, beside):
     section, key = setting.split(".")
     raw = {**beside, section: {**beside.get(section, {}), key: value}}
-    with refused(ConfigError, setting=setting) as caught:
+    with raises(ConfigError, setting=setting) as caught:
         from_dict(raw)
     assert str(caught.value).startswith((f"{setting}: ", f"{setting}.client-"))
 
@@ -320,13 +317,13 @@ def test_a_message_says_what_was_expected_and_what_was_found(raw, message):
 def test_rounds_that_could_never_finish_are_refused_before_a_run(fraction, secure, least):
     """What was recorded when that was allowed is read all the same."""
     config = from_dict({"participation": {"fraction": fraction}, "secure_aggregation": secure})
-    with refused(ConfigError, setting="participation.fraction") as caught:
+    with raises(ConfigError, setting="participation.fraction") as caught:
         check_schedule(config)
     assert f"expected at least {least}, since" in str(caught.value)
     few = {"partition": {"scheme": "group", "clients": 4}, "secure_aggregation": {"threshold": 1000}}
-    with refused(ConfigError, setting="secure_aggregation.threshold"):
+    with raises(ConfigError, setting="secure_aggregation.threshold"):
         check_schedule(from_dict(few))
-    with refused(ConfigError, setting="training.weights"):
+    with raises(ConfigError, setting="training.weights"):
         check_schedule(from_dict({"training": {"weights": "roster"}}))
 
 
@@ -350,9 +347,9 @@ def test_the_pool_of_a_settled_run_is_shown_at_its_end_also_if_the_key_is_left_o
     assert recorded(settled.to_toml()) == settled
     assert from_dict({}, ["scoring.method=settled"]).data.test_reveal == "end"
     assert from_dict({"scoring": {"method": "both"}}).data.test_reveal == "fixed"
-    with refused(ConfigError, setting="data.test_reveal"):
+    with raises(ConfigError, setting="data.test_reveal"):
         Config(scoring=Scoring(method="settled"))
-    with refused(ConfigError, setting="training.rounds"):  # what is made in Python is checked too
+    with raises(ConfigError, setting="training.rounds"):  # what is made in Python is checked too
         Config(training=Training(rounds="3"))
 
 
@@ -385,7 +382,7 @@ def test_a_method_that_is_left_out_is_reports_where_nothing_can_be_settled(scori
     again = recorded(found.to_toml())
     assert (again, again.method_open) == (found, False)
     if "utilities" in scoring and method == "reports":
-        with refused(ConfigError, setting="scoring.utilities") as caught:
+        with raises(ConfigError, setting="scoring.utilities") as caught:
             from_dict({"scoring": {"method": "both", **scoring}})
         assert "or take scoring.method = 'reports'" in str(caught.value)
 
@@ -427,7 +424,7 @@ def test_overrides(override, section, key, value):
     ids=lambda text: text[:40],
 )  # fmt: skip
 def test_overrides_that_cannot_be_meant(override, setting):
-    with refused(ConfigError, setting=setting) as caught:
+    with raises(ConfigError, setting=setting) as caught:
         from_dict({}, [override])
     assert len(str(caught.value)) < 400
     assert setting in ("", *asked_for([override]))
@@ -550,5 +547,5 @@ def test_names_may_hold_as_many_dots_as_they_like(names):
     "change", [{"title": "two\nlines"}, {"date": "2026-02-30"}, {"currency": "euro"}, {"contact": "x" * 500}]
 )
 def test_a_heading_is_checked(change):
-    with refused(InputError):
+    with raises(InputError):
         Heading(**change)

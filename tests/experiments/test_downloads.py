@@ -23,12 +23,12 @@ from PIL import Image
 
 from fedmerit.data import load
 from fedmerit.errors import DataError
-from refusals import refused
+from raising import raises
 
 
 def wrong(read, path, said, **options):
     """Reading says what is wrong, after the place where it is."""
-    with refused(DataError) as caught:
+    with raises(DataError) as caught:
         read(path, **options)
     assert said in str(caught.value)
 

@@ -27,9 +27,8 @@ import sections
 import tables
 import torch
 import uses
-from alone import course
 from analyses import Halves, Paths, ensembles, halves
-from cells import RESULTS, Cell, Row, append, in_order, plan, read_merged, read_results, select
+from cells import RESULTS, Row, append, in_order, plan, read_merged, read_results, select
 from compact import load
 from engine import BothGames, PrintedWeights, QuickEvaluation, ShapleyWeights
 from evidence import Evidence
@@ -39,23 +38,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measures import interval, intervals, lent, phi, repeats, reports, scores, seeds, spread
 from numpy._core import _multiarray_umath as kernels
-from onecell import Scratch, config_of, only
+from onecell import Scratch, only
 from other_images import differs, near
 from protocols import AUTHORS, OURS, TEXT, compared, squared_distance, theirs
 from retrained import holm, sign_test, student
 from sections import variation
 from verdicts import AT_THE_END, HOLDS, NOT, ONLY, lead, verdict
 
-from fedmerit import Reports, alpha, config, fp, normalise
+from fedmerit import Reports, config, fp, normalise
 from fedmerit.data import load as load_data
-from fedmerit.identity import number
 from fedmerit.scoring.scores import from_blocks
-from fedmerit.secagg.quantise import Encoding
 from fedmerit.simulation.plan import SPREAD
 from fedmerit.simulation.run import Rehearsal
 from fedmerit.simulation.setup import prepare, seed_for
 from fedmerit.storage.run_folder import Folder
-from runs import rounds_of
 
 from .test_downloads import brain_files, cifar, isic_files, pcam_files
 
@@ -365,24 +361,6 @@ def test_quick_evaluation_is_the_federations_own(small):
         np.testing.assert_allclose(quick[name], values, rtol=1e-5, atol=1e-6)
 
 
-def test_weights_of_the_current_round_are_those_of_its_own_alpha_under_plain_averaging(small, tmp_path):
-    made = one_round_of(small)
-    with Folder(tmp_path / "plain", made) as folder:
-        Rehearsal(made, folder).run()
-        reports = rounds_of(folder.ledger)[0].to_reports(made.scoring.utilities[0])
-    expected = np.clip(normalise(alpha(reports).values), 0.1, 3.0)
-    training = {"weights": "current-scores", "weight_score": "ALPHA"}
-    settings = {"data": {}, "scoring": {}, "training": training}
-    asked, special = config_of(Cell("x", 0, settings, 0), tmp_path / "x.npz")
-    assert (asked.training.weights, special) == ("scores", {"weights": "ALPHA"})
-    made = replace(made, training=replace(made.training, weights="scores"))
-    with Folder(tmp_path / "weighed", made) as folder:
-        BothGames(made, folder, lambda _: None, special=special).run()
-        (schedule,) = folder.ledger.records("schedule")
-    weights = [number(value) for value in schedule.body["weights"].values()]
-    np.testing.assert_allclose(weights, expected, rtol=1e-3)
-
-
 def test_weights_of_the_current_round_are_its_normalised_shapley_value(small):
     federation = prepare(small)
     names, first, shown = federation.names, federation.first, federation.pool.slice(1)
@@ -612,12 +590,6 @@ def test_a_repeat_is_compared_with_the_retrained_value_of_the_run_it_repeats():
     stopped("again repeats first, but members have other numbers of samples", lent, first, other)
 
 
-def test_what_one_member_learns_alone():
-    x = np.random.default_rng(3).integers(0, 255, (6, 32, 32, 3), dtype=np.uint8)
-    (loss,) = course(x, np.arange(6) % 2, 2, "group", 6, 0.001, rounds=1)
-    assert 0 < loss < 20
-
-
 def test_what_a_cell_asks_reaches_its_rehearsal(small, tmp_path):
     made = one_round_of(small, "mr-shapley")
     with Folder(tmp_path / "plain", made) as folder:
@@ -641,20 +613,6 @@ def test_what_a_cell_asks_reaches_its_rehearsal(small, tmp_path):
         with Folder(tmp_path / f"{asked_for} {special}", made) as folder:
             engine = BothGames(made, folder, lambda _: None, phi=asked_for, special=special)
         assert bool(engine.phi.utilities) == computed  # it is left out unless the plan asks for it
-
-
-def test_an_update_is_encoded_once_for_sum_report_and_all_analyses(small, tmp_path, monkeypatch):
-    made, encode, seen = one_round_of(small, "mr-shapley", "shapley"), Encoding.encode, []
-    made = replace(made, secure_aggregation=replace(made.secure_aggregation, enabled=False))
-
-    def counted(self, delta, **given):
-        seen.append(delta)
-        return encode(self, delta, **given)
-
-    monkeypatch.setattr(Encoding, "encode", counted)
-    with Folder(tmp_path / "run", made) as folder:
-        BothGames(made, folder, lambda _: None).run()
-    assert len(seen) == 3
 
 
 def test_a_cell_writes_no_checkpoints_and_has_the_scores_of_a_run_with_them(small, tmp_path):

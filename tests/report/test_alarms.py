@@ -36,7 +36,7 @@ from fedmerit.scoring.rewards import believed
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.types import Reports
 from games import two_additive_tables
-from refusals import refused
+from raising import raises
 from sample import of_alpha, write_csv
 
 ROOT = Path(__file__).parents[2]
@@ -246,7 +246,7 @@ def test_only_gross_doubts_stop_a_payment_and_the_equal_split_has_none():
     check_payable(gross, "equal", despite=False)
     check_payable(gross, "fair", despite=True)
     for rule in ("fair", "fenced", "impartial"):
-        with refused(DoubtfulShares, codes=("strays",)) as caught:
+        with raises(DoubtfulShares, codes=("strays",)) as caught:
             check_payable(gross, rule, despite=False)
         assert isinstance(caught.value, UndefinedShares)
 

@@ -54,16 +54,6 @@ def test_fair_by_hand():
         s.unpaid = 1
 
 
-@given(payable())
-def test_fair_is_the_positive_part_over_its_sum(scores):
-    total = sum(Fraction(max(x, 0)) for x in scores.raw.tolist())
-    found = shares(scores)
-    for client, x in zip(scores.clients, scores.raw.tolist(), strict=True):
-        assert found[client] == pytest.approx(float(Fraction(max(x, 0)) / total), abs=1e-15)
-        assert (found[client] > 0) == (x > 0)
-    assert math.fsum(found.values()) == pytest.approx(1.0, abs=1e-14)
-
-
 @given(payable(), st.sampled_from(["fair", "fenced"]), st.floats(0, 1), st.floats(0, 1))
 def test_shares_follow_the_order_of_the_scores(scores, rule, low, high):
     n = scores.n

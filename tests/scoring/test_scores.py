@@ -11,10 +11,12 @@ from hypothesis.extra.numpy import arrays
 import fedmerit as fm
 from fedmerit import SCORES, Reports, alpha, cos_model, ee, fp, influence, ioi, loo, normalise, surplus
 from fedmerit.scoring.scores import from_blocks, mean_of_others, median_of_others, scores_of, sum_of_others
+from fedmerit.scoring.types import Table
 from fedmerit.scoring.uncertainty import compare_pairs
-from games import NULL_PLAYER, exact, reports
+from games import exact, reports
 
-EXAMPLE = Reports.from_table(NULL_PLAYER)
+EXAMPLE = Reports.from_table(Table([0, 0, 1, 1, 2, 2, 3, 3], ["A", "B", "C"]))
+"""The paper's Example 2: A is a null player, B adds 1, C adds 2 (bit 0 = A)."""
 
 
 def fractions(values):
@@ -298,16 +300,6 @@ def test_a_reversal_is_seen_at_any_scale_and_ends_where_nobody_counts_as_zero(sc
     assert (fp(r).status, fp(r, empty="zero").status) == ("reversed", "ok")
     assert alpha(r).stderr is not None
     assert alpha(r, empty="zero").stderr is None
-
-
-def test_one_note_says_why_there_is_an_equal_split():
-    flat = Reports(empty=1, grand=1, alone=[1, 1], without=[1, 1], round=2)
-    assert fp(flat).notes == (
-        "round 2: FP: the sums of alpha, LOO, IOI over members are zero; split equally",
-    )
-    assert fp(flat, pot="gain").notes == ("round 2: FP: nothing to distribute, the pot is 0",)
-    assert ee(flat, pot="gain").notes == ("round 2: EE: nothing to distribute, the pot is 0",)
-    assert fp(flat).status == fp(flat, pot="gain").status == "undefined"
 
 
 @given(reports())

@@ -17,7 +17,7 @@ from fedmerit import errors
 from fedmerit.errors import ReportError, ValueRefused
 from fedmerit.scoring.ground_truth import agreement, sampled_shapley, semivalue
 from fedmerit.scoring.types import Reports, Scores, Table, settle
-from refusals import refused
+from raising import raises
 
 GOOD = {"empty": 0.0, "grand": 3.0, "alone": [0, 1, 2], "without": [3, 2, 1]}
 
@@ -74,9 +74,9 @@ def test_a_tensor_that_numpy_cannot_read_is_refused_in_words():
     """One with a gradient, or one whose numbers are not in this machine's memory, as on a GPU."""
     torch = pytest.importorskip("torch")
     for given in (torch.tensor(1.0, requires_grad=True), torch.empty((), device="meta")):
-        with refused(ValueRefused, client=None):
+        with raises(ValueRefused, client=None):
             Reports(**(GOOD | {"grand": given}))
-        with refused(ValueRefused, client="client-1"):
+        with raises(ValueRefused, client="client-1"):
             Reports(**(GOOD | {"alone": [0, given, 2]}))
 
 
@@ -121,7 +121,7 @@ def test_no_cosine_is_no_cosine_in_a_list_and_in_an_array(cosine):
     assert [(note.code, note.values) for note in scores.notes] == [
         ("no-cosine", values) for values in missing
     ]
-    with refused(ValueRefused, client="client-0"):
+    with raises(ValueRefused, client="client-0"):
         Reports(**(GOOD | {"alone": cosine[:1] * 3 if isinstance(cosine, list) else cosine}))
 
 

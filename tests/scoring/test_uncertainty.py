@@ -262,14 +262,6 @@ def covered(s):
     return bool((low <= best).all() and (high >= worst).all())
 
 
-def test_z_intervals_cover_as_often_as_they_say():
-    x = simulate(np.eye(7) * 0.04, 1500, seed=1)
-    spans = np.array([intervals(scored(raw, [0.2] * 7)) for raw in x])
-    inside = (spans[..., 0] <= TRUTH) & (spans[..., 1] >= TRUTH)
-    # 10,500 intervals: standard error .002
-    assert np.mean(inside) == pytest.approx(0.95, abs=0.008)
-
-
 @pytest.mark.parametrize("correlation", [-0.15, 0.0, 0.6])
 def test_rank_intervals_cover_simultaneously(correlation):
     cov = 0.04 * ((1 - correlation) * np.eye(7) + correlation)

@@ -17,7 +17,7 @@ from fedmerit.simulation.direction import direction, missing_gradient
 from fedmerit.simulation.models import build, load_vector, state, to_vector
 from fedmerit.simulation.utilities import UTILITIES, evaluate, resolve
 from networks import module_of, network
-from refusals import refused
+from raising import raises
 
 DEVICE = os.environ.get("FEDMERIT_TEST_DEVICE", "cpu")
 SMOOTH = ("expected-accuracy", "sharpened-accuracy", "brier", "neg-loss")
@@ -314,7 +314,7 @@ def test_a_utility_without_a_gradient_is_refused_and_the_error_says_what_has_one
     if DEVICE != "cpu" and name.endswith("as_numpy"):
         pytest.skip("a tensor on a GPU is no numpy array")
     x, y = pool()
-    with refused(NoGradient, utility=name) as caught:
+    with raises(NoGradient, utility=name) as caught:
         direction(model, *moved(model), x, y, name)
     assert told in str(caught.value)
     assert missing_gradient(model, x, y, name).utility == name
@@ -342,7 +342,7 @@ def test_a_coordinate_without_a_gradient_is_named_never_zero(kind):
     model = seeded(lambda: Unused(kind))
     x, y = pool()
     m0, m = moved(model)
-    with refused(NoGradient, coordinate="extra"):
+    with raises(NoGradient, coordinate="extra"):
         direction(model, m0, m, x, y, "brier")
     assert missing_gradient(model, x, y, "brier").coordinate == "extra"
 
@@ -389,7 +389,7 @@ def test_activations_beside_a_kink_are_on_the_side_where_float64_sees_them(kind)
 def test_a_network_that_fails_in_float64_has_no_direction():
     model, x, y = seeded(lambda: Kinked("attribute")), np.ones((24, 3), np.float32), np.arange(24) % 3
     assert set(evaluate(model, x, y, [resolve("brier")])) == {"brier"}
-    with refused(NoGradient, utility="brier"):
+    with raises(NoGradient, utility="brier"):
         direction(model, to_vector(model), to_vector(model), x, y, "brier")
     assert missing_gradient(model, x, y, "brier").utility == "brier"
 

@@ -21,7 +21,7 @@ from fedmerit.simulation.setup import prepare, seed_for
 from fedmerit.simulation.training import trained
 from fedmerit.storage.run_folder import Folder
 from fedmerit.verify import verify_folder
-from refusals import refused
+from raising import raises
 from runs import rounds_of
 from tiny import ALL, TINY, losing, received, tiny
 
@@ -288,7 +288,7 @@ def test_a_zero_free_rider_is_a_null_player_and_a_stale_one_pulls_back(tmp_path)
     ],
 )
 def test_bad_settings_are_named_before_anything_runs(tmp_path, overrides, error, setting):
-    with refused(error, setting=setting):
+    with raises(error, setting=setting):
         run(tiny(*overrides), tmp_path / "run")
 
 

@@ -24,7 +24,7 @@ from fedmerit.simulation.utilities import evaluate
 from fedmerit.storage.run_folder import Folder
 from fedmerit.verify import verify_folder
 from networks import ALL, WEIGHTS, game_of, model_named, module_of, pool, updates_for
-from refusals import refused
+from raising import raises
 from tiny import received, tiny
 
 BOTH = "scoring.truth=['mr-shapley', 'shapley']"
@@ -194,7 +194,7 @@ def test_truth_in_the_renormalised_game_and_with_an_absent_member(analysed, tmp_
 def test_what_cannot_be_retrained_is_refused_before_anything_runs(tmp_path):
     sizes = f"partition.sizes={[20] * 17}"
     for settings in (("training.weights=scores",), ("partition.clients=17", sizes)):
-        with refused(ConfigError, setting="scoring.truth"):
+        with raises(ConfigError, setting="scoring.truth"):
             run(tiny("scoring.truth=['shapley']", *settings), tmp_path / "run")
         assert not [*tmp_path.glob("run/tables/*")]
 

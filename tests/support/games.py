@@ -46,7 +46,3 @@ def shapley_by_permutations(table):
             total[i] += table.values[mask | 1 << i] - table.values[mask]
             mask |= 1 << i
     return total / len(orders)
-
-
-NULL_PLAYER = Table([0, 0, 1, 1, 2, 2, 3, 3], ["A", "B", "C"])
-"""The paper's Example 2: A is a null player, B adds 1, C adds 2 (bit 0 = A)."""
