@@ -15,8 +15,12 @@ refused = raises
 
 def found_wrong(words: str, check: Callable[..., object], *args: object, **given: object) -> LedgerError:
     """Expect a check of a ledger to find what is wrong, in these words; return the error."""
-    with pytest.raises(LedgerError, match=words) as caught:
+
+    def whole() -> None:
         result = check(*args, **given)
         if isinstance(result, Iterator):
             list(result)
+
+    with pytest.raises(LedgerError, match=words) as caught:
+        whole()
     return caught.value
