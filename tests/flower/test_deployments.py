@@ -27,8 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from safetensors.numpy import load_file
 
-from deployment import everything_in, everything_kept, found, keep_everything, stretches, verified
-from federation_in import HERE, NAMES, bodies_in, make_keys, node_config, records_in, rounds_in, task
+from federation_in import HERE, NAMES, bodies_in, make_keys, node_config, records_of, rounds_in, task
 from fedmerit.errors import FedmeritError, LedgerError
 from fedmerit.simulation.models import load_vector
 from fedmerit.simulation.run import run as run_embedded
@@ -55,6 +54,62 @@ class Liar(type(app)):
 app.__class__ = Liar
 """
 """A member of the example whose own machine says so misstates; all others are as in the example."""
+KEEP = """
+CREATE TABLE kept (content BLOB);
+CREATE TRIGGER keep_new AFTER INSERT ON objects BEGIN INSERT INTO kept VALUES (new.content); END;
+CREATE TRIGGER keep_changed AFTER UPDATE ON objects BEGIN INSERT INTO kept VALUES (new.content); END;
+"""
+
+
+def keep_everything(database):
+    """From now on, a curious SuperLink: objects that Flower deletes stay in table ``kept``."""
+    with sqlite3.connect(database, timeout=HANG) as connection:
+        connection.executescript(KEEP)
+
+
+def everything_kept(database):
+    """All objects the SuperLink ever held, one after another."""
+    with sqlite3.connect(database, timeout=HANG) as connection:
+        return b"\0".join(bytes(row[0]) for row in connection.execute("SELECT content FROM kept") if row[0])
+
+
+def everything_in(folder):
+    """All files below a folder, one after another."""
+    return b"\0".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def stretches(vector, baseline, sizes, length=16):
+    """Some runs of ``length`` numbers of a vector, all of them unlike the baseline, as bytes.
+
+    Each lies in one array of the model, whose ``sizes`` are given: Flower sends every array by itself.
+    """
+    differs = vector != baseline
+    ends = np.cumsum(sizes)
+    assert ends[-1] == len(vector)
+    begins = [
+        k for end, size in zip(ends, sizes, strict=True) for k in range(end - size, end - length, length)
+    ]
+    starts = [k for k in begins if differs[k : k + length].all()]
+    assert starts, "the vector is the baseline"
+    chosen = starts[:: max(1, len(starts) // 8)]
+    return [vector[k : k + length].tobytes() for k in chosen]
+
+
+def found(needles, haystack):
+    """How many of them are there."""
+    return sum(needle in haystack for needle in needles)
+
+
+def verified(out, copy, roster):
+    """What another member is told who has its roster and a copy of the folder, with any archive."""
+    shutil.copytree(out, copy, ignore=shutil.ignore_patterns("keys"))  # the server's stay there
+    program = Path(sys.executable).parent / "fedmerit"
+    arguments = ["verify", copy, "--roster", roster]
+    if (copy / "archive").is_dir():
+        arguments += ["--archive", copy / "archive"]
+    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.alone
@@ -132,7 +187,7 @@ def test_a_server_app_killed_after_training_is_settled_by_the_next_one(request, 
     assert after[: len(before)] == before
     assert [after.count(kind) for kind in ("opening", "round", "end")] == [1, 2, 1]
     for kind in ("statement", "seen"):
-        assert {record.author for record in records_in(out, kind)} == {*HOSPITALS}
+        assert {record.author for record in records_of(out, kind)} == {*HOSPITALS}
     settled = bodies_in(out, "settled")[-1]
     assert (settled["missing"], settled["named"], settled["final"]) == ([], [LIAR], True)
     lines = verified(out, tmp_path / VERIFIER, roster)
@@ -158,7 +213,7 @@ def test_a_simulation_is_scored_both_ways_and_is_called_a_rehearsal(tmp_path):
 def kinds(out):
     """Kinds of the records so far."""
     with contextlib.suppress(LedgerError, sqlite3.Error):
-        return [record.kind for record in records_in(out)]
+        return [record.kind for record in records_of(out)]
     return []
 
 

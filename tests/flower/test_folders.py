@@ -22,7 +22,7 @@ from federation_in import (
     bodies_in,
     grid_of,
     make_keys,
-    records_in,
+    records_of,
     rounds_in,
     run,
     server,
@@ -65,7 +65,7 @@ def failed_start(home):
 
 def test_a_start_that_too_few_joined_leaves_its_folder_free(home):
     grid = failed_start(home)
-    assert {record.kind for record in records_in(home / "run")} == {"run", "pool", "join"}
+    assert {record.kind for record in records_of(home / "run")} == {"run", "pool", "join"}
     (before,) = bodies_in(home / "run", "run")
     _, rounds = run(home, grid)
     assert [set(one.reports) for one in rounds] == [{*NAMES}] * 2

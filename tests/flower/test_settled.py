@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord
 
 import fedmerit.flower
 from command_line import call
-from federation_in import NAMES, NODES, bodies_in, client, grid_of, make_keys, records_in, run, server, task
+from federation_in import NAMES, NODES, bodies_in, client, grid_of, make_keys, records_of, run, server, task
 from fedmerit.errors import (
     ConfigError,
     DataError,
@@ -105,7 +105,7 @@ def test_a_run_that_is_given_up_is_settled_with_who_signs_that_it_is_over(home):
     at(grid, "last", None, lambda message: grid.dead.clear())
     with pytest.raises(RunAborted):
         run(home, grid, **SETTLED, rounds=6, join=0.3, threshold=4)
-    assert {record.author for record in records_in(home / "run", "last")} == set(NODES)
+    assert {record.author for record in records_of(home / "run", "last")} == set(NODES)
     assert "settlement: 1 of 1 equations hold" in verified(home)
 
 
@@ -198,7 +198,7 @@ def test_a_statement_that_its_author_did_not_sign_is_refused(away):
     assert "client-1: did not sign its statement" in changed(away, lie, "client-1")
     signed = changed(away, lie, "client-1", load_key(away / "client-1.pem"))
     assert "client-1: has stated something else before" in signed
-    assert len(records_in(away / "run", "statement")) == 3
+    assert len(records_of(away / "run", "statement")) == 3
 
 
 def test_it_is_closed_when_the_window_is_over_by_t_members_and_not_before(away, monkeypatch):

@@ -13,11 +13,10 @@ for path in (HERE, HERE / "contract_app"):
 from contract import client, server, task  # noqa: E402
 
 from fedmerit.identity import Member, Roster, new_key, write_roster  # noqa: E402
-from fedmerit.ledger.chain import Ledger  # noqa: E402
 from inprocess import InProcess  # noqa: E402
-from runs import rounds_of  # noqa: E402
+from runs import records_of, rounds_in  # noqa: E402
 
-__all__ = ["client", "server", "task"]
+__all__ = ["client", "records_of", "rounds_in", "server", "task"]
 NAMES = tuple(f"client-{i}" for i in range(4))
 NODES = {name: 100 + i for i, name in enumerate(NAMES)}
 
@@ -47,16 +46,5 @@ def run(folder, grid, **options):
     return strategy, rounds_in(folder / "run")
 
 
-def rounds_in(folder):
-    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
-        return rounds_of(ledger)
-
-
-def records_in(folder, kind=None):
-    """The records of a kind, or all of them."""
-    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
-        return list(ledger.records(kind))
-
-
 def bodies_in(folder, kind):
-    return [record.body for record in records_in(folder, kind)]
+    return [record.body for record in records_of(folder, kind)]

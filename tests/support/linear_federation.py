@@ -44,7 +44,7 @@ from fedmerit.identity import (
     public_key,
     write_roster,
 )
-from fedmerit.ledger.chain import Ledger, Record
+from fedmerit.ledger.chain import Record
 from fedmerit.ledger.run import replay
 from fedmerit.protocol.clearing import Clearing, finish
 from fedmerit.protocol.coordinator import Coordinator
@@ -62,7 +62,7 @@ from fedmerit.storage.recorder import Beside, LedgerRecorder, closing
 from fedmerit.storage.run_folder import Folder, FolderArchive, write
 from fedmerit.verify import verify_folder
 from ledgers import pool_of, terms_of
-from runs import rounds_of
+from runs import records_of, rounds_in
 from wire import said_in, told, unpack
 
 SIZE = 12
@@ -290,13 +290,11 @@ class Federation:
     def rounds(self) -> list[Round]:
         if not self.ledger:
             return self.coordinator.recorder.rounds
-        with Ledger(self.folder / "ledger.sqlite", read_only=True) as ledger:
-            return rounds_of(ledger)
+        return rounds_in(self.folder)
 
     @property
     def records(self) -> list[Record]:
-        with Ledger(self.folder / "ledger.sqlite", read_only=True) as ledger:
-            return list(ledger.records())
+        return records_of(self.folder)
 
     @property
     def notes(self) -> list[str]:

@@ -20,10 +20,16 @@ def ledger_of(folder):
     return Ledger(Path(folder) / "ledger.sqlite", read_only=True)
 
 
-def records_of(folder):
-    """All records in a folder's ledger."""
+def records_of(folder, kind=None):
+    """The records of a kind in a folder's ledger, or all of them."""
     with ledger_of(folder) as ledger:
-        return list(ledger.records())
+        return list(ledger.records(kind))
+
+
+def rounds_in(folder):
+    """The closed rounds in a folder's ledger."""
+    with ledger_of(folder) as ledger:
+        return rounds_of(ledger)
 
 
 def run_in(folder):

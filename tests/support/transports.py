@@ -17,11 +17,11 @@ import numpy as np
 from fedmerit.config import Config, from_dict
 from fedmerit.errors import RunAborted
 from fedmerit.identity import Member, Roster, new_key, write_roster
-from fedmerit.ledger.chain import Ledger, Record
+from fedmerit.ledger.chain import Record
 from fedmerit.protocol.messages import Ask, Parcel, pack
 from fedmerit.protocol.outcome import Round
 from linear_federation import STAGES, Federation, arrives
-from runs import rounds_of
+from runs import records_of, rounds_in
 from scenarios import Scenario, name_of
 from tiny import losing
 
@@ -50,13 +50,11 @@ class Ran:
 
     @cached_property
     def rounds(self) -> list[Round]:
-        with Ledger(self.folder / "ledger.sqlite", read_only=True) as ledger:
-            return rounds_of(ledger)
+        return rounds_in(self.folder)
 
     @cached_property
     def records(self) -> list[Record]:
-        with Ledger(self.folder / "ledger.sqlite", read_only=True) as ledger:
-            return list(ledger.records())
+        return records_of(self.folder)
 
 
 class Way(Protocol):
