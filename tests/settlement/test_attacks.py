@@ -412,10 +412,13 @@ SERVERS_LIE = {  # what a member is shown
     **{
         f"agreements of {what}": Attack(agreed(few), {**MISSING, "refuses": {LIAR: ["state"]}})
         for what, few in {
-            "three of five": lambda rows: rows[:3],
-            "one, four times": lambda rows: [rows[0]] * 4,
-            "nobody": lambda rows: [[name, released, b"x" * 64] for name, released, _ in rows],
-            "another list": lambda rows: [[name, [1], signature] for name, _, signature in rows],
+            "three of five": lambda signed: dict([*signed.items()][:3]),
+            "one, for all": lambda signed: dict.fromkeys(signed, signed["client-0"]),
+            "nobody": lambda signed: {name: [*rounds, b"x" * 64] for name, (*rounds, _) in signed.items()},
+            "another list": lambda signed: {
+                name: [wrong, [1], own] for name, (wrong, _, own) in signed.items()
+            },
+            "strangers": lambda signed: {f"{name}?": own for name, own in signed.items()},
         }.items()
     },
     **{

@@ -449,8 +449,10 @@ def test_masks_are_shown_on_no_round_that_leaves_this_member_out_though_it_state
         federation.member(VICTIM).answer(direction, "here")
         federation.ask(VICTIM, Ask("agreed", federation.run_id, 2, {}))
         body = agreement(federation.run_id, manifest.digest, [], [])
-        rows = [[name, [], federation.keys[name].sign(content(name, "agreed", body))] for name in others]
-        answer = federation.ask(VICTIM, Ask("state", federation.run_id, 2, {"agreed": rows}))
+        signed = {
+            name: [[], [], federation.keys[name].sign(content(name, "agreed", body))] for name in others
+        }
+        answer = federation.ask(VICTIM, Ask("state", federation.run_id, 2, {"agreed": signed}))
         shown = {"statements": {VICTIM: unpack(answer)}, "sum": "1"}
         with pytest.raises(RefusedError):
             federation.ask(VICTIM, Ask("table", federation.run_id, 2, shown, {"g": g}))

@@ -270,8 +270,8 @@ def test_who_agreed_to_a_second_manifest_takes_the_one_that_t_members_agreed_to(
         federation.before.clear()
         opened = federation.asked("client-0")["open", 2]
         made._read(federation.coordinator.settled.manifest)
-        rows = to_builtins(tuple(made.agreed.values()), builtin_types=(bytes,))
-        for agreed in ((), rows[:4], (rows[0],) * 5):
+        signed = to_builtins(made.agreed, builtin_types=(bytes,))
+        for agreed in ({}, dict([*signed.items()][:4]), dict.fromkeys(signed, signed["client-0"])):
             with pytest.raises(RefusedError):
                 federation.ask(VICTIM, opened, agreed=agreed)
         assert new().late(VICTIM, *by_hand(federation, VICTIM)).final
