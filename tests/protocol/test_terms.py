@@ -149,7 +149,7 @@ def test_settings_are_pinned_by_training_not_by_an_invitation(tmp_path):
     )
     with made.begun():
         pass  # all have joined, and nothing came of it
-    assert opened(tmp_path / f"{LIAR}.pem").content.rosters == {}
+    assert opened(tmp_path / f"{LIAR}.pem").content.known.lineages == {}
     assert len(run_again(tmp_path, 2).rounds) == 1
     with made.begun():  # the first one goes on after all
         assert made.round(1) is None

@@ -119,7 +119,7 @@ def test_a_file_with_other_content_is_no_other_file(federation):
             with pytest.raises(StoreError, match=f"{name}.*: damaged, or not the file that was written"):
                 state.get(Value(name, Any))
             path.write_bytes(good)
-        assert state.file.read(federation.run_id, name) is not None
+        assert state.read(federation.run_id, name) is not None
     heads = home / federation.run_id / "heads"
     heads.write_bytes(heads.read_bytes()[::-1])
     with pytest.raises(StoreError, match="heads: cut or changed"):
@@ -382,6 +382,6 @@ def test_what_is_remembered_outlives_a_change_of_the_roster(federation):
     with made.begun():
         made.round(1)
     assert set(made.rounds[0].included) == {*made.names} - {LIAR}
-    rosters = opened(key_of(federation, "client-0")).content.rosters
+    rosters = opened(key_of(federation, "client-0")).content.known.lineages
     assert [*rosters] == [old.hash.hex()]
     assert len(rosters[old.hash.hex()].runs) == 2

@@ -197,7 +197,7 @@ class Federation:
             self.coordinator = self._coordinator("run", recorder)
             self.model = recorder.model_after(rounds[-1]) if rounds else self.models[0]
             if (cut := recorder.cut_off()) is not None:
-                self.coordinator.take_up(*cut, self.model)
+                self.coordinator.take_up(cut, self.model)
                 self.model = recorder.model_after(recorder.rounds[-1])
             self.joined.clear()
             self._let_join(self.coordinator)

@@ -1,9 +1,6 @@
 """A member's state, opened with its key: what it holds, and what a test takes out of it."""
 
-from typing import Any
-
 from fedmerit.identity import load_key
-from fedmerit.protocol.memory import Value
 from fedmerit.storage.member_state import StateFile
 
 
@@ -21,5 +18,5 @@ def without(key_file, run, name):
     """Take a value out, as if it had never been put there."""
     file = opened(key_file)
     with file.held():
-        file.put(run, Value(name, Any), None)
-        file.save()
+        file.content.runs[run].forget(name)
+        file.commit()

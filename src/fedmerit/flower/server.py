@@ -236,12 +236,12 @@ class Contributions:
                 coordinator.seal([name for name in secure.nodes if name not in run.seen], end.digest.hex())
                 return
             cut, archive = recorder.cut_off(), FolderArchive(folder.path / ARCHIVE)
-            summed = cut is not None and archive.has("round", cut[0].number)
+            summed = cut is not None and archive.has("round", cut.number)
             if all(closed.aborted for closed in recorder.rounds) and not summed:
                 raise SettlementError(f"{path}: no round has a sum: nothing to settle", code="no-rounds")
             if cut is not None:  # of a first round with a sum, the model before it is in the archive
                 before = recorder.model_after(recorder.rounds[-1]) if recorder.rounds else shape.vector
-                coordinator.take_up(*cut, before)
+                coordinator.take_up(cut, before)
             check_sums(archive, replay(folder.ledger))
             model = recorder.model_after(recorder.rounds[-1])
             if model.shape != shape.vector.shape:

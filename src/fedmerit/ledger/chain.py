@@ -265,23 +265,19 @@ class Ledger:
         room = self._most() if self._read_only else None
         if room is not None:
             self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, room)
-        rows = self._execute(query, values)
         last, digest, count, mark = 0, START, 0, 0
-        while True:
-            try:
-                row = rows.fetchone()
-            except (sqlite3.Error, OverflowError) as error:
-                raise self._damaged(f"after record {last}: {error}") from error
-            if row is None:
-                break
-            *cells, count, mark = row
-            if room is not None:
-                room -= ROW + sum(len(cell) for cell in cells[1:] if isinstance(cell, str | bytes))
-                if room < 0:
-                    raise self._damaged(f"after record {last}: its rows are longer than the file")
-            record = parsed_record(*cells)
-            yield record
-            last, digest = record.seq, record.digest
+        try:
+            for row in self._execute(query, values):
+                *cells, count, mark = row
+                if room is not None:
+                    room -= ROW + sum(len(cell) for cell in cells[1:] if isinstance(cell, str | bytes))
+                    if room < 0:
+                        raise self._damaged(f"after record {last}: its rows are longer than the file")
+                record = parsed_record(*cells)
+                yield record
+                last, digest = record.seq, record.digest
+        except (sqlite3.Error, OverflowError) as error:
+            raise self._damaged(f"after record {last}: {error}") from error
         if kind is None and last:
             self._check_end(last, digest, count, mark)
 

@@ -269,7 +269,6 @@ class Rounds:
     reader: str | None = None
     closed: list[Round] = field(default_factory=list)
     open: Round | None = None
-    head: str = ""  # of the ledger before the round that is open
     settling: bool = False  # whether a settlement has begun, after which there is no round
     _outcome: Record | None = None  # of the round that is open
     _analysed: int = 0  # the last round with an analysis
@@ -308,7 +307,7 @@ class Rounds:
             if name in self._blamed:
                 raise LedgerError(f"schedules {name}, who was blamed in round {self._blamed[name][0]}")
         self._weights = self._public_weights(body.weights, body.members)
-        self.open, self.head = Round(at, body.members), last
+        self.open = Round(at, body.members, head=last)
 
     def _public_weights(
         self, recorded: Mapping[str, str] | None, scheduled: Sequence[str]
@@ -380,7 +379,7 @@ class Rounds:
             raise LedgerError("outside its round, or the second of its round")
         if self._before not in (None, body.m0):
             raise LedgerError("does not start from the last recorded model")
-        if body.head != self.head:
+        if body.head != round_.head:
             raise LedgerError("the head that its members saw is not the head before its round")
         number(body.weight)
         if (body.slice is not UNSET) != self.config.reports:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from fedmerit.config import Config
 from fedmerit.errors import LedgerError
-from fedmerit.identity import SERVER, canonical
+from fedmerit.identity import SERVER, canonical, commitment
 from fedmerit.ledger import kinds
 from fedmerit.ledger.account import KINDS as OF_SETTLEMENT
 from fedmerit.ledger.account import Account, SettlementFold
@@ -61,7 +61,7 @@ class Run:
     rounds: tuple[Round, ...] = ()  # all closed ones, with their reports
     reader: str | None = None  # of a copy that withholds what others reported
     joined: tuple[str, ...] = ()  # who agreed to the terms
-    open: tuple[Round, str] | None = None  # a round that was begun and not closed, with the head before it
+    open: Round | None = None  # that was begun and not closed
     settlement: SettlementFold | None = None  # what was stated and agreed, the equations, the verdicts
     accounts: tuple[Account, ...] = ()  # what that came to, each time it was recorded; the last one counts
     decisions: tuple[Decision, ...] = ()  # on payouts, recomputed
@@ -105,7 +105,7 @@ class Run:
     @property
     def begun(self) -> tuple[Round, ...]:
         """All rounds that were begun."""
-        return (*self.rounds, *(self.open or ())[:1])
+        return self.rounds if self.open is None else (*self.rounds, self.open)
 
     @property
     def account(self) -> Account | None:
@@ -288,7 +288,7 @@ class _Fold:
             rounds=tuple(rounds.closed),
             reader=rounds.reader,
             joined=tuple(dict.fromkeys(self.joined)),
-            open=None if rounds.open is None else (_cut(rounds), rounds.head),
+            open=None if rounds.open is None else _cut(rounds.open),
             settlement=self.settlement if self.settlement.begun else None,
             accounts=tuple(self.settlement.accounts),
             decisions=tuple(self.decisions.made),
@@ -301,11 +301,9 @@ class _Fold:
         )
 
 
-def _cut(rounds: Rounds) -> Round:
+def _cut(open_: Round) -> Round:
     """Return the round that is open; whoever has a masked input on record counts as included."""
-    assert rounds.open is not None
-    inputs = rounds.open.inputs or {}
-    return replace(rounds.open, included=tuple(name for name in rounds.open.scheduled if name in inputs))
+    return replace(open_, included=tuple(name for name in open_.scheduled if name in (open_.inputs or {})))
 
 
 def reader_of(ledger: Records, members: Sequence[str], given: str | None) -> str | None:
@@ -467,7 +465,7 @@ class _HeadLog:
     def _masked(self, number: int, text: str) -> None:
         """Raise if the ledger has other masked words of this member; it has none if the answer was lost."""
         member, digest = _name_and_digest(text)
-        if (stated := self._inputs(number).get(member, digest)) != digest:
+        if (stated := (self._round(number).inputs or {}).get(member, digest)) != digest:
             raise LedgerError(
                 f"{member} did not send the masked words that the ledger states for round {number}: it sent "
                 f"{digest:.64}, the ledger states {stated:.64}"
@@ -476,10 +474,10 @@ class _HeadLog:
     def _complained(self, number: int, text: str) -> None:
         """Raise if the ledger has the masked input that came with the complaint, and no blame."""
         member, dealer = _names(text, 2)
-        blamed = {blame.body["member"] for blame in self.run.of("blame") if blame.body["round"] == number}
-        if self._is_open(number) or dealer in blamed:
+        round_ = self._round(number)
+        if round_ is self.run.open or dealer in round_.blamed:
             return
-        if member in self._inputs(number):
+        if member in (round_.inputs or {}):
             raise LedgerError(
                 f"{member} complained in round {number} that {dealer} dealt it a bad share; the ledger has "
                 "the masked input that this came with, and does not blame anybody for it"
@@ -487,20 +485,20 @@ class _HeadLog:
         self.unheard.append(Note("kept-unheard", round=number, client=member, other=dealer))
 
     def _released(self, number: int, text: str) -> None:
-        included = _names(text)
-        self._check_begun(number)
-        if self._ended(number) == "summed" and included != (summed := self.run.rounds[number - 1].included):
+        included, round_ = _names(text), self._round(number)
+        if self._ended(round_) == "summed" and included != round_.included:
             raise LedgerError(
                 f"this member released shares for the sum of {', '.join(included)} in round {number}, but "
-                f"the ledger says that the sum is of {', '.join(summed)}"
+                f"the ledger says that the sum is of {', '.join(round_.included)}"
             )
         self.released[number] = included
 
     def _report(self, number: int, text: str) -> None:
         report, _, outcome = text.partition(" ")
         self.reports += 1
-        recorded = self._hashes["outcome"].get(number)
-        if not self._is_open(number) and recorded != outcome:
+        round_ = self._round(number)
+        recorded = round_.outcome and commitment({"round": number, **round_.outcome}).hex()
+        if round_ is not self.run.open and recorded != outcome:
             raise LedgerError(
                 f"the server told this member an outcome of round {number} (M0, M, total weight, who is in "
                 f"the sum, test slice), but wrote {'a different one' if recorded else 'none'} into the ledger"
@@ -535,39 +533,32 @@ class _HeadLog:
 
     @cached_property
     def _hashes(self) -> Mapping[str, Mapping[Any, str]]:
-        """Hashes of bodies: of outcomes by round, of statements by author, of reports by themselves."""
+        """Hashes of bodies: of statements by author, of reports by themselves."""
         return {
-            "outcome": {one.body["round"]: one.commitment.hex() for one in self.run.of("outcome")},
             "statement": {one.author: one.commitment.hex() for one in self.run.of("statement")},
             "report": {one.commitment.hex(): one.author for one in self.run.of("report")},
         }
 
-    def _inputs(self, number: int) -> Mapping[str, str]:
-        return next((begun.inputs for begun in self.run.begun if begun.number == number), None) or {}
-
-    def _is_open(self, number: int) -> bool:
-        return self.run.open is not None and self.run.open[0].number == number
-
-    def _ended(self, number: int) -> Literal["summed", "aborted", "open"]:
-        if self._is_open(number):
-            return "open"
-        return "aborted" if self.run.rounds[number - 1].aborted else "summed"
-
-    def _check_begun(self, number: int) -> None:
+    def _round(self, number: int) -> Round:
         if not 1 <= number <= len(self.run.begun):
             raise LedgerError(
                 f"this member trained in round {number}, which is not in the ledger: it was left out or cut "
                 "off, or this is the file of another run"
             )
+        return self.run.begun[number - 1]
+
+    def _ended(self, round_: Round) -> Literal["summed", "aborted", "open"]:
+        if round_ is self.run.open:
+            return "open"
+        return "aborted" if round_.aborted else "summed"
 
     def _m0(self, number: int) -> str | None:
         """Return the M0 that the ledger states for a round; None in an open round, if the server moves it."""
-        self._check_begun(number)
-        begun = self.run.begun[number - 1]
-        if begun.outcome:
-            return begun.outcome["m0"]
-        if not self._is_open(number):
-            return str(begun.body["m"])
+        round_ = self._round(number)
+        if round_.outcome:
+            return round_.outcome["m0"]
+        if round_ is not self.run.open:
+            return str(round_.body["m"])
         if number == 1:
             return self.run.first.m0
         return None if self.run.first.moves else str(self.run.rounds[number - 2].body["m"])
@@ -577,7 +568,7 @@ class _HeadLog:
         if self.trained:
             yield Note("kept-trained", rounds=len(self.trained))
         for number, included in self.released.items():
-            if (ended := self._ended(number)) != "summed":
+            if (ended := self._ended(self._round(number))) != "summed":
                 code = "kept-open" if ended == "open" else "kept-aborted"
                 yield Note(code, round=number, clients=included)
         yield from self._sums_of_one_model()

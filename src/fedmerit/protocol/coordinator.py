@@ -355,8 +355,8 @@ class Coordinator:
             self.archive.save("masks", number, {"proof": np.frombuffer(proof, np.uint8)})
         self.archive.save("round", number, arrays)  # last: where it is, the rest is too
 
-    def take_up(self, found: Round, head: str, model: Model) -> None:
-        """Close a round that a server left open when it died; ``head`` is the ledger's before the round.
+    def take_up(self, found: Round, model: Model) -> None:
+        """Close a round that a server left open when it died.
 
         If its sum was archived, the round counts, and everybody in it is silent: members may have
         acknowledged the sum already, and would not settle without it. Otherwise it is aborted.
@@ -370,7 +370,7 @@ class Coordinator:
             return
         *_, last = summed_rounds(self.archive, [*self.recorder.rounds, found], self.config)
         shown = self.pool.slice(number) if self.config.reports else None
-        told = Told(number, last.words, last.participants, shown, last.task.m0_hash.hex(), head)
+        told = Told(number, last.words, last.participants, shown, last.task.m0_hash.hex(), found.head)
         self.note(f"round {number} is closed with its sum, which was known when the server stopped")
         self.recorder.close(found, last.m, told.moved_to(last.m, last.weight), {})
 

@@ -151,7 +151,7 @@ class Participant(Signatory):
                     if ask.exchange not in (*SETTLING, "close") and state.get(memory.SEEN) is not None:
                         raise RefusedError(AFTER_LAST)
                     if self.between(agreed.terms):
-                        self._follow(state.roster())
+                        self._follow(state.known.roster)
                     if agreed.terms.get("roster") != self.roster.hash.hex():
                         raise RefusedError(
                             "the roster has changed since it joined this run, which is over with that: its "
@@ -201,7 +201,7 @@ class Participant(Signatory):
         between = self.between(terms)
         with self._joining("lost what it keeps; its own log says which file"):
             state.check()
-            last = state.roster() if between else None
+            last = state.known.roster if between else None
         self._follow(last)
         again = ""
         if (left := state.get(memory.LEFT)) is not None:
@@ -218,7 +218,7 @@ class Participant(Signatory):
             with self._joining("cannot keep another run; its own log says why"):
                 state.open()
                 if between:
-                    state.put_roster(self.roster.hash)
+                    state.known.roster = self.roster.hash
                 state.put(memory.TERMS, Agreed(terms, pool, server))
             if config.weighing == "secret" and not self.rehearsal:
                 log.warning("%s", Note("secret-weights"))
@@ -241,7 +241,7 @@ class Participant(Signatory):
         """Raise RefusedError if this run conflicts with earlier ones; return None in a rehearsal."""
         if not self.between(terms):
             return None
-        lineage = state.lineage(lineage_of(self.roster))
+        lineage = state.known.lineage(self.roster)
         try:
             lineage.check(run, config, time.time())
         except RefusedError as error:
@@ -340,7 +340,7 @@ class Participant(Signatory):
         except (ProtocolError, StoreError) as error:
             self.warn("%s leaves round %d: %s", self.name, ask.round, error)
             if isinstance(error, RefusedError) and error.code == "stale-state":
-                state.stop(str(error))
+                state.known.stopped = str(error)
             self.declined = str(error)
         except Exception as error:  # user code: the server is not told why it failed
             if self.rehearsal:
@@ -366,7 +366,7 @@ class Participant(Signatory):
         lineage = self._check_pins(ask.run, agreed.terms, config, state)
         if lineage is not None:
             lineage.begin(ask.run, config, time.time())
-            state.put_lineage(lineage_of(self.roster), lineage)
+            state.known.lineages[lineage_of(self.roster)] = lineage
         state.put(memory.BEGAN.of(ask.round), m0_hash)
         state.save()
         trained = work.train()
@@ -495,14 +495,14 @@ class Participant(Signatory):
 
     def _new_client(self, setting: Setting, agreed: Agreed, state: MemberState) -> PlainClient:
         if self.identity is None or not agreed.config.secure_aggregation.enabled:
-            return PlainClient(setting, self.name, released=state.released())
+            return PlainClient(setting, self.name, released=state.known.released)
         from fedmerit.secagg.client import Client
 
-        tokens = state.lineage(lineage_of(self.roster)).peers
+        tokens = state.known.lineage(self.roster).peers
         keys = {member.name: member.key.hex() for member in self.roster.members}
         return Client(
             *(setting, self.name, self.identity),
-            released=state.released(),
+            released=state.known.released,
             counter=state.counter,
             peers={name: tokens[key] for name, key in keys.items() if key in tokens},
         )
@@ -514,13 +514,13 @@ class Participant(Signatory):
 
     def _keep(self, state: MemberState, client: PlainClient) -> None:
         """Set what must never be done again, and the client: written before the answer leaves."""
-        state.put_released(client.released)
+        state.known.released = client.released
         state.put(memory.CLIENT.of(client.setting.round), client)
-        lineage = state.lineage(lineage_of(self.roster))
+        lineage = state.known.lineage(self.roster)
         tokens = client.tokens
         learnt = {self.roster.key(peer).hex(): tokens[peer] for peer in client.survivors if peer in tokens}
         if lineage.learn(learnt):
-            state.put_lineage(lineage_of(self.roster), lineage)
+            state.known.lineages[lineage_of(self.roster)] = lineage
 
     def _rounding(self, number: int) -> int | None:
         return None if self.seed is None else seed_from(self.seed, "rounding", number, self.name)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, get_or
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import MsgspecError, Struct, msgpack
+from msgspec import MsgspecError, Struct, field, msgpack
 
 from fedmerit.errors import BindingError, MessageError, RefusedError
 from fedmerit.identity import Roster, content
@@ -47,6 +47,19 @@ class Value(Generic[T]):
     def of(self, number: int) -> Value[T]:
         """Return the value of a round."""
         return Value(f"{number:04d}.{self.name}", self.kind)
+
+
+class Known(Struct):
+    """What a member remembers from run to run."""
+
+    released: Released = field(default_factory=Released)  # what it must never do again
+    lineages: dict[str, Lineage] = field(default_factory=dict)  # by federation
+    roster: bytes | None = None  # hash of the roster that it last took part under, between machines
+    stopped: str = ""  # why it answers nothing more: others have seen a later state than this one
+
+    def lineage(self, roster: Roster) -> Lineage:
+        """Return what it remembers of a federation; it counts once it is among the ``lineages``."""
+        return self.lineages.get(lineage_of(roster)) or Lineage()
 
 
 class SignedHead(Struct, frozen=True):
@@ -128,14 +141,14 @@ KEPT = tuple(value.name for value in (UPDATE, CLIENT, SIGNED, STATED, TABLES))
 
 
 def packed(value: Any) -> bytes:
-    """Return a value as bytes: arrays little-endian, a client as its dump."""
+    """Return a value as bytes: arrays little-endian, a client and what was released as their dumps."""
     return msgpack.encode(value, enc_hook=_plain)
 
 
 def unpacked(data: bytes, kind: Any, what: str) -> Any:
     """Return the value that `packed` wrote; ``what`` is for the error message."""
     try:
-        return msgpack.decode(data, type=kind, dec_hook=_array)
+        return msgpack.decode(data, type=kind, dec_hook=_restored)
     except (MsgspecError, ValueError, RecursionError) as error:
         raise MessageError(f"not {what}: {type(error).__name__}") from None
 
@@ -147,7 +160,9 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value.dump()
 
 
-def _array(kind: Any, stored: Any) -> Any:
+def _restored(kind: Any, stored: Any) -> Any:
+    if kind is Released:
+        return Released.load(stored)
     if get_origin(kind) is not np.ndarray:
         raise TypeError(f"no value of type {kind}")
     dtype, shape, data = stored
@@ -164,20 +179,21 @@ class MemberState(Protocol):
     def counter(self) -> int:
         """A number greater than in any message that this member sent before."""
 
+    @property
+    def known(self) -> Known:
+        """What the member remembers from run to run; `save` makes changes count."""
+
     def held(self) -> AbstractContextManager[None]:
         """Return a lock that lets one message at a time through."""
 
     def check(self) -> None:
         """Raise StoreError if anything is lost that this member needs to answer."""
 
-    def stop(self, why: str) -> None:
-        """Answer nothing more in any run: this state is an older copy. `save` makes it count."""
-
     def open(self) -> None:
         """Prepare to store a run."""
 
     def save(self) -> None:
-        """Write what was set since the last time; only then may the answer leave."""
+        """Write what was set; only then may the answer leave."""
 
     def room(self, size: int) -> None:
         """Raise StoreError unless so many more bytes may be stored."""
@@ -190,24 +206,6 @@ class MemberState(Protocol):
 
     def last(self, value: Value[T], before: int) -> T | None:
         """Return what is stored of the latest round before this one that has such a value, or None."""
-
-    def released(self) -> Released:
-        """Return what this member must never do again, in any run."""
-
-    def put_released(self, released: Released) -> None:
-        """Set what must never be done again; `save` makes it count."""
-
-    def lineage(self, name: str) -> Lineage:
-        """Return what this member remembers of a federation from run to run."""
-
-    def put_lineage(self, name: str, lineage: Lineage) -> None:
-        """Set what this member remembers of a federation; `save` makes it count."""
-
-    def roster(self) -> bytes | None:
-        """Return the hash of the roster that this member last took part under, between machines."""
-
-    def put_roster(self, hash_: bytes) -> None:
-        """Store the hash of the roster that this member takes part under."""
 
     def add_kept(self, *lines: str) -> None:
         """Add lines about what the member was shown, did and said, for a comparison with the ledger."""
@@ -255,10 +253,10 @@ class Signatory:
             client: PlainClient | None = stored
             return client
         if self.identity is None:
-            return PlainClient.restore(stored, released=state.released())
+            return PlainClient.restore(stored, released=state.known.released)
         from fedmerit.secagg.client import Client
 
-        return Client.restore(stored, self.identity, released=state.released(), counter=state.counter)
+        return Client.restore(stored, self.identity, released=state.known.released, counter=state.counter)
 
     def brought(self, state: MemberState, number: int) -> tuple[PlainClient, TrainedUpdate]:
         """Return what this member brought to a sum; raise BindingError if that is nothing."""
@@ -271,7 +269,7 @@ class Signatory:
         """Return the test samples that this member was shown, in this run or an earlier one."""
         before = set(state.get(SHOWN) or ())
         if self.between(agreed.terms):
-            before |= state.lineage(lineage_of(self.roster)).opened
+            before |= state.known.lineage(self.roster).opened
         return before
 
     def remember_samples(self, state: MemberState, agreed: Agreed, samples: set[bytes]) -> None:
@@ -279,10 +277,9 @@ class Signatory:
         if agreed.config.settles:
             state.put(SHOWN, sorted({*(state.get(SHOWN) or ()), *samples}))
         if self.between(agreed.terms):
-            lineage = state.lineage(lineage_of(self.roster))
-            if not samples <= lineage.opened:
-                lineage.opened |= samples
-                state.put_lineage(lineage_of(self.roster), lineage)
+            lineage = state.known.lineage(self.roster)
+            lineage.opened |= samples
+            state.known.lineages[lineage_of(self.roster)] = lineage
 
     def warn(self, text: str, *values: object) -> None:
         """Log what the owner should know, outside of rehearsals."""
@@ -295,10 +292,8 @@ class MemoryState:
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
-        self._released = Released()
-        self._lineages: dict[str, Lineage] = {}
+        self.known = Known()
         self.counter = 1
-        self._roster: bytes | None = None
 
     def held(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -306,7 +301,7 @@ class MemoryState:
     def _nothing(self, *_: object, **__: object) -> None:
         """Do nothing: there are no files, and nobody puts back an older copy or compares lines."""
 
-    check = stop = open = room = add_kept = _nothing
+    check = open = room = add_kept = _nothing
 
     def save(self) -> None:
         """Count up."""
@@ -323,24 +318,6 @@ class MemoryState:
     def last(self, value: Value[T], before: int) -> T | None:
         names = [name for name in self._values if name.endswith(f".{value.name}") and _number(name) < before]
         return self._values[max(names, key=_number)] if names else None
-
-    def released(self) -> Released:
-        return self._released
-
-    def put_released(self, released: Released) -> None:
-        self._released = released
-
-    def lineage(self, name: str) -> Lineage:
-        return self._lineages.get(name, Lineage())
-
-    def put_lineage(self, name: str, lineage: Lineage) -> None:
-        self._lineages[name] = lineage
-
-    def roster(self) -> bytes | None:
-        return self._roster
-
-    def put_roster(self, hash_: bytes) -> None:
-        self._roster = hash_
 
     def drop_update(self, number: int) -> None:
         """Delete a round's models and client, which are as large as a model."""

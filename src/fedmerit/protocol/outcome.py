@@ -573,6 +573,7 @@ class Round:
     silent: tuple[str, ...] = ()
     aborted: str = ""
     body: Mapping[str, Any] = field(default_factory=dict)  # of the closing record
+    head: str = ""  # of the ledger before it, where it was read from one
     inputs: Mapping[str, str] | None = None  # in a ledger: hashes of its masked inputs
     outcome: Mapping[str, str] | None = None  # in a ledger: what its reports are bound to
     reports: dict[str, Report] = field(default_factory=dict)
@@ -586,13 +587,14 @@ class Round:
 
     def to_phi(self, utility: str) -> Scores | None:
         """Return the Aumann-Shapley scores of everybody in the sum, or None if the round has none."""
-        return self._once("phi", utility, self._make_phi)
+        return self.once("phi", utility, self._make_phi)
 
     def to_reports(self, utility: str) -> Reports | None:
         """Return the reports that scores take (in a copy, those it shows), or None if there are none."""
-        return self._once("reports", utility, self._make_reports)
+        return self.once("reports", utility, self._make_reports)
 
-    def _once(self, what: str, utility: str, make: Callable[[str], T]) -> T:
+    def once(self, what: str, utility: str, make: Callable[[str], T]) -> T:
+        """Return what is made of a utility here, made at the first time."""
         if (what, utility) not in self._cached:
             self._cached[what, utility] = make(utility)
         return cast(T, self._cached[what, utility])

@@ -175,7 +175,7 @@ def _unscored_run(run: Run) -> str:
     if without := unreported(rounds):
         parts.append(f"{numbered(without)} summed, but without any report")
     if run.open is not None:
-        parts.append(f"round {run.open[0].number} begun and not closed")
+        parts.append(f"round {run.open.number} begun and not closed")
     holds = "; ".join([*parts, *filter(None, [run.unsettled])])
     if len(rounds) < planned:
         return f"{folder}: no round is scored yet: {holds}"

@@ -302,7 +302,7 @@ class LocalTransport:
             f"solo/{name}": model for name, model in self.local.solo.items()
         }
         for name, state in self.states.items():
-            arrays[f"released/{name}"] = np.frombuffer(state.released().dump(), np.uint8)
+            arrays[f"released/{name}"] = np.frombuffer(state.known.released.dump(), np.uint8)
             if summed := state.get(memory.SUMMED):
                 arrays[f"summed/{name}"] = np.array(summed)
             if shown := state.get(memory.SHOWN):
@@ -320,7 +320,7 @@ class LocalTransport:
             if kind == "solo":
                 self.local.solo[name] = values
             elif kind == "released":
-                self.states[name].put_released(Released.load(values.tobytes()))
+                self.states[name].known.released = Released.load(values.tobytes())
             elif kind == "summed":
                 self.states[name].put(memory.SUMMED, values.tolist())
             elif kind == "shown":

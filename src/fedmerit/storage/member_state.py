@@ -44,7 +44,6 @@ from fedmerit.protocol.memory import T, Value
 from fedmerit.protocol.messages import pack
 from fedmerit.protocol.settler import two_manifests
 from fedmerit.protocol.terms import Lineage, lineage_of
-from fedmerit.secagg.setting import Released
 from fedmerit.storage.run_folder import check_private, examine_disk, sweep, write
 
 if TYPE_CHECKING:
@@ -110,12 +109,9 @@ class Content(Struct):
     """What the file `state` holds."""
 
     counter: int = 0
-    released: bytes = b""
     disk: int | None = None  # the owner's budget
-    rosters: dict[str, Lineage] = field(default_factory=dict)  # by federation
+    known: memory.Known = field(default_factory=memory.Known)
     runs: dict[str, RunState] = field(default_factory=dict)
-    roster: bytes | None = None  # hash of the roster that the member last took part under
-    stopped: str = ""  # why it answers nothing more
 
 
 class StateFile:
@@ -127,7 +123,6 @@ class StateFile:
         self._lock = self.home / ".lock"  # not empty once `state` was written
         self._key = _derived(identity)
         self._content: Content | None = None
-        self._held = False
         self.touched: set[str] = set()  # runs whose folders may hold what is no longer named
 
     @contextmanager
@@ -149,11 +144,11 @@ class StateFile:
         except OSError as error:
             raise StoreError(f"{self.home}: cannot keep a member's state: {error}") from error
         with lock:
-            self._content, self._held = None, True
+            self._content = None
             try:
                 yield
             finally:
-                self._content, self._held = None, False
+                self._content = None
 
     @property
     def content(self) -> Content:
@@ -180,7 +175,7 @@ class StateFile:
         content: Content = memory.unpacked(plain, Content, f"the state in {self.path}")
         return content
 
-    def save(self) -> None:
+    def commit(self) -> None:
         """Count up and write the file in one step, then delete what it no longer names."""
         content = self.content
         content.counter += 1
@@ -220,23 +215,7 @@ class StateFile:
 
     # ------------------------------------------------------------------------------------------ sealed files
 
-    def put(self, run: str, value: Value[T], new: T | None) -> None:
-        """Set a value of a run: within the file if it is small, otherwise in a file of its own."""
-        stored, name = self.content.runs[run], value.name
-        stored.forget(name)
-        if new is None:
-            return
-        data = memory.packed(new)
-        if len(data) <= SMALL and value != memory.TERMS:  # terms stay for good, and are never written again
-            stored.values[name] = data
-            return
-        self.room(run, len(data))
-        sealed = self._sealed(data, _bound(run, name))
-        seal = sealed[-TAG:]
-        write(self.home / run / file_name(name, seal), sealed, mode=0o600)
-        stored.files[name] = seal, len(sealed)
-
-    def get(self, run: str, value: Value[T]) -> T | None:
+    def value(self, run: str, value: Value[T]) -> T | None:
         """Return a value of a run, or None."""
         data = self.read(run, value.name)
         return None if data is None else memory.unpacked(data, value.kind, f"{value.name} of run {run}")
@@ -257,19 +236,6 @@ class StateFile:
             if data is None:
                 raise StoreError(f"{path}: damaged, or not the file that was written; {GONE}")
         return data
-
-    def room(self, run: str, size: int) -> None:
-        """Raise StoreError unless so many more bytes may be stored of a run, and fit on the disk."""
-        most = self.content.disk or DISK
-        used = sum(length for _, length in self.content.runs[run].files.values())
-        if used + size > most:
-            raise StoreError(
-                f"{self.home / run}: {used + size} bytes of one run would be stored, and this member stores "
-                f"at most {most}; its owner can change that: fedmerit member allow KEY disk={used + size}"
-            )
-        free = shutil.disk_usage(self.home).free
-        if free < size + SPARE:
-            raise StoreError(f"{self.home}: {size} bytes must be stored, but the disk has {free} left")
 
     def _sealed(self, data: bytes, bound: bytes) -> bytes:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -292,33 +258,26 @@ def file_name(name: str, seal: bytes) -> str:
     return f"{name}.{seal[:4].hex()}"
 
 
-class MemberFiles:
+class MemberFiles(StateFile):
     """The state of one member in one run, in files; `protocol.memory.MemberState` says what methods do."""
 
     def __init__(self, key_file: Path, identity: Ed25519PrivateKey, run: str) -> None:
         if not _RUN.fullmatch(run):
             raise StoreError(f"a run is named by 32 hexadecimal digits, got {run!r:.60}")
-        self.file = StateFile(key_file, identity)
-        self.home = self.file.home
+        super().__init__(key_file, identity)
         self.folder = self.home / run
         self.run = run
-        self._released: Released | None = None
         self._lines: list[str] = []
-        self._changed = False
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        with self.file.held():
-            self._released, self._lines, self._changed = None, [], False
+    def held(self, *, wait: bool = True) -> Iterator[None]:
+        with super().held(wait=wait):
+            self._lines = []
             yield
 
-    def stop(self, why: str) -> None:
-        self.file.content.stopped = why
-        self._changed = True
-
     def check(self) -> None:
-        if why := self.file.content.stopped:
-            raise StoreError(f"{self.file.path}: {why}; {STOPPED}")
+        if why := self.known.stopped:
+            raise StoreError(f"{self.path}: {why}; {STOPPED}")
         stored = self._stored
         if stored is None:
             return
@@ -335,8 +294,8 @@ class MemberFiles:
 
     def open(self) -> None:
         """Prepare to store a run, and delete the secrets of other runs that are over or long idle."""
-        runs = self.file.content.runs
-        self.file.touched |= {folder.name for folder in self.file.runs_on_disk()}
+        runs = self.content.runs
+        self.touched |= {folder.name for folder in self.runs_on_disk()}
         going = sum(not self._tidied(run) for run in [*runs] if run != self.run)
         if going:
             log.warning(
@@ -349,15 +308,14 @@ class MemberFiles:
                 "are deleted after a day. Verify the runs that are over (fedmerit verify --heads), then "
                 "delete their folders"
             )
-        if not self.file.path.exists():
-            self.file.save()  # first: a folder of a run without it means that it was lost
+        if not self.path.exists():
+            self.commit()  # first: a folder of a run without it means that it was lost
         self.folder.mkdir(mode=0o700, exist_ok=True)
         runs.setdefault(self.run, RunState())
-        self._changed = True
 
     def _tidied(self, run: str) -> bool:
         """Drop secrets of a run that is over or idle, or an idle invitation; return False if it goes on."""
-        runs = self.file.content.runs
+        runs = self.content.runs
         stored = runs[run]
         idle, over = time.time() - stored.time >= IDLE, bool(stored.names & _OVER)
         if stored.names <= {memory.TERMS.name} and not stored.heads[0]:  # an invitation only
@@ -382,8 +340,8 @@ class MemberFiles:
         updates = any(name.endswith(f".{memory.UPDATE.name}") for name in names)
         if not updates or memory.SUMMED.name not in names or memory.LEFT.name in names:
             return False
-        if (closes := self.file.get(run, memory.CLOSES)) is None:
-            agreed = self.file.get(run, memory.TERMS)
+        if (closes := self.value(run, memory.CLOSES)) is None:
+            agreed = self.value(run, memory.TERMS)
             assert agreed is not None  # it joined before it trained
             window = agreed.config.settlement.window_days * DAY
             return time.time() < stored.time + window + BEFORE_OPENING
@@ -393,52 +351,54 @@ class MemberFiles:
 
     @property
     def counter(self) -> int:
-        return self.file.content.counter + 1
+        return self.content.counter + 1
+
+    @property
+    def known(self) -> memory.Known:
+        return self.content.known
 
     @property
     def _stored(self) -> RunState | None:
-        return self.file.content.runs.get(self.run)
+        return self.content.runs.get(self.run)
 
     def put(self, value: Value[T], new: T | None) -> None:
-        self.file.put(self.run, value, new)
-        self._changed = True
+        """Set a value: within the file `state` if it is small, otherwise in a file of its own."""
+        stored, name = self.content.runs[self.run], value.name
+        stored.forget(name)
+        if new is None:
+            return
+        data = memory.packed(new)
+        if len(data) <= SMALL and value != memory.TERMS:  # terms stay for good, and are never written again
+            stored.values[name] = data
+            return
+        self.room(len(data))
+        sealed = self._sealed(data, _bound(self.run, name))
+        seal = sealed[-TAG:]
+        write(self.folder / file_name(name, seal), sealed, mode=0o600)
+        stored.files[name] = seal, len(sealed)
 
     def get(self, value: Value[T]) -> T | None:
-        return self.file.get(self.run, value)
+        return self.value(self.run, value)
 
     def last(self, value: Value[T], before: int) -> T | None:
         earlier = [number for number in self._rounds(value) if number < before]
         return self.get(value.of(max(earlier))) if earlier else None
 
-    def released(self) -> Released:
-        if self._released is None:
-            self._released = Released.load(self.file.content.released)
-        return self._released
-
-    def put_released(self, released: Released) -> None:
-        self._released, self._changed = released, True
-        self.file.content.released = released.dump()
-
-    def lineage(self, name: str) -> Lineage:
-        return self.file.content.rosters.get(name) or Lineage()
-
-    def put_lineage(self, name: str, lineage: Lineage) -> None:
-        self.file.content.rosters[name] = lineage
-        self._changed = True
-
-    def roster(self) -> bytes | None:
-        return self.file.content.roster
-
-    def put_roster(self, hash_: bytes) -> None:
-        self.file.content.roster = hash_
-        self._changed = True
-
     def room(self, size: int) -> None:
-        self.file.room(self.run, size)
+        """Raise StoreError unless so many more bytes may be stored of the run, and fit on the disk."""
+        most = self.content.disk or DISK
+        used = sum(length for _, length in self.content.runs[self.run].files.values())
+        if used + size > most:
+            raise StoreError(
+                f"{self.folder}: {used + size} bytes of one run would be stored, and this member stores at "
+                f"most {most}; its owner can change that: fedmerit member allow KEY disk={used + size}"
+            )
+        free = shutil.disk_usage(self.home).free
+        if free < size + SPARE:
+            raise StoreError(f"{self.home}: {size} bytes must be stored, but the disk has {free} left")
 
     def add_kept(self, *lines: str) -> None:
         self._lines.extend(lines)
-        self._changed = True
 
     def drop_rounds(self, *, before: int, keep: Sequence[str] = ()) -> None:
         stored = self._stored
@@ -448,11 +408,10 @@ class MemberFiles:
             number, dot, value = name.partition(".")
             if dot and int(number) < before and value not in keep:
                 stored.forget(name)
-        self._changed = True
 
     def save(self) -> None:
         stored = self._stored
-        if not self._changed or stored is None:
+        if stored is None:
             return
         if self._lines:
             before, _ = stated_heads(self.folder / "heads", stored.heads)
@@ -460,9 +419,9 @@ class MemberFiles:
             write(self.folder / "heads", heads, mode=0o600)
             stored.heads = len(heads), hashlib.sha256(heads).digest()
         stored.time = time.time()
-        self.file.touched.add(self.run)
-        self.file.save()
-        self._lines, self._changed = [], False
+        self.touched.add(self.run)
+        self.commit()
+        self._lines = []
 
     def _rounds(self, value: Value[Any]) -> list[int]:
         names = [name.partition(".") for name in (self._stored or RunState()).names]
@@ -490,7 +449,7 @@ def about_state(key_file: Path) -> Iterator[Note]:
         return
     content = file.content
     yield file.about()
-    for roster, lineage in content.rosters.items():
+    for roster, lineage in content.known.lineages.items():
         yield Note("state-roster", hash=roster, runs=len(lineage.recent(time.time())), most=lineage.most)
         yield Note("state-pins", hash=roster, what=lineage.told() or "nothing yet")
     for run, stored in content.runs.items():
@@ -498,7 +457,7 @@ def about_state(key_file: Path) -> Iterator[Note]:
         size = sum(size for _, size in stored.files.values())
         when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(stored.time))
         yield Note("state-run-over" if over else "state-run", hash=run, what=when, bytes=size)
-        manifests, agreed = file.get(run, memory.MANIFESTS) or {}, file.get(run, memory.TERMS)
+        manifests, agreed = file.value(run, memory.MANIFESTS) or {}, file.value(run, memory.TERMS)
         if agreed is not None and len(manifests) == 2 and two_manifests(manifests, agreed.server):
             yield Note("state-two-manifests", hash=run, what=", ".join(manifests))
 
@@ -514,11 +473,11 @@ def allow(key_file: Path, changes: Mapping[str, str], roster: Roster | None = No
         _change(Content(), changes, roster)
     with file.held():
         _change(file.content, changes, roster)
-        file.save()
+        file.commit()
 
 
 def _change(content: Content, changes: Mapping[str, str], roster: Roster | None) -> None:
-    rosters = [lineage_of(roster)] if roster is not None else [*content.rosters]
+    rosters = [lineage_of(roster)] if roster is not None else [*content.known.lineages]
     for name, text in changes.items():
         if name == "disk":
             if not text.isdecimal() or int(text) < 2**20:
@@ -529,7 +488,7 @@ def _change(content: Content, changes: Mapping[str, str], roster: Roster | None)
             raise ConfigError(
                 f"{name}: expected --roster FILE: this member knows of {len(rosters)} rosters", setting=name
             )
-        content.rosters.setdefault(rosters[0], Lineage()).allow(name, text)
+        content.known.lineages.setdefault(rosters[0], Lineage()).allow(name, text)
 
 
 def examine(key_file: Path) -> Iterator[Note]:
@@ -549,7 +508,7 @@ def examine(key_file: Path) -> Iterator[Note]:
             yield Note("problem", what=str(error))
             return
         yield file.about()
-        if why := content.stopped:
+        if why := content.known.stopped:
             yield Note("problem", what=f"{file.path}: {why}; {STOPPED}")
         for run, stored in content.runs.items():
             problems = list(_faults(file, run, stored))

@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakKeyDictionary
 
 from msgspec import DecodeError, Struct, json, to_builtins
 
@@ -188,14 +187,12 @@ class LedgerRecorder:
             return True
         return self._take(name, "seen", {"run": self.run, "round": len(self.rounds), "head": head}, signature)
 
-    def cut_off(self) -> tuple[Round, str] | None:
-        """Return a round that was begun and never closed, and the head before it, as `Run.open`."""
-        if self.resumed is None or self.resumed.open is None:
-            return None
-        round_, head = self.resumed.open
-        if round_.inputs is not None:
+    def cut_off(self) -> Round | None:
+        """Return a round that was begun and never closed, as `Run.open`."""
+        round_ = None if self.resumed is None else self.resumed.open
+        if round_ is not None and round_.inputs is not None:
             self._masked = round_.number
-        return round_, head
+        return round_
 
     # ----------------------------------------------------------------------------------------------- a round
 
@@ -530,16 +527,14 @@ def _of_utility(
     return content
 
 
-_ENTRIES: WeakKeyDictionary[Round, dict[str, RoundEntry]] = WeakKeyDictionary()
-
-
 def _entry(closed: Round, utility: str) -> RoundEntry:
     """Return the entry of a round, made once: a run writes all of its rounds after every round."""
-    entries = _ENTRIES.setdefault(closed, {})
-    if utility not in entries:
+
+    def made(utility: str) -> RoundEntry:
         reports = closed.to_reports(utility)
-        entries[utility] = RoundEntry(_unscored(closed) if reports is None else round_object(reports))
-    return entries[utility]
+        return RoundEntry(_unscored(closed) if reports is None else round_object(reports))
+
+    return closed.once("entry", utility, made)
 
 
 def put_phi(content: dict[str, Any], rounds: Sequence[Round], utility: str, missing: Missing) -> None:
