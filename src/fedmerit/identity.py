@@ -502,7 +502,7 @@ def roster_of(row: Any, before: Roster | bytes | None) -> Roster:
         )
     server = row.get("server")
     return Roster(
-        (_member(one) for one in row["members"]),
+        (_member(member) for member in row["members"]),
         None if server is None else parse_key(SERVER, server),
         before,
         row.get("quorum"),
@@ -679,7 +679,8 @@ class Change:
 
     def differences(self) -> Iterator[str]:
         """Yield what changes, one line each."""
-        before, after = ({one.name: one for one in roster.members} for roster in (self.old, self.new))
+        before = {member.name: member for member in self.old.members}
+        after = {member.name: member for member in self.new.members}
         for name in sorted({*before, *after}):
             old, new = before.get(name), after.get(name)
             if new is None:

@@ -14,7 +14,7 @@ import pytest
 from fedmerit.config import Config, from_dict
 from fedmerit.errors import LedgerError, StoreError
 from fedmerit.identity import SERVER
-from fedmerit.storage.run_folder import Folder, checkpoint_in, remove, write
+from fedmerit.storage.run_folder import Folder, checkpoint_in, read_checkpoint, remove, write
 
 CONFIG = Config()
 ARRAYS = {"model": np.arange(6, dtype=np.float32).reshape(2, 3)}
@@ -176,7 +176,7 @@ def test_a_folder_is_held_by_one_process_and_free_again_when_it_is_killed(starte
 def test_checkpoints_come_back_and_are_private(started):
     with Folder(started, CONFIG, resume=True) as folder:
         digest = folder.save_checkpoint("members", 2, ARRAYS | {"empty": np.zeros(0)})
-        found = folder.load_checkpoint("members", 2, digest)
+        found = read_checkpoint(folder.path, "members", 2, digest)
         assert np.array_equal(found["model"], ARRAYS["model"])
         assert found["empty"].shape == (0,)
         path = checkpoint_in(folder.path, "members", 2)
@@ -211,7 +211,7 @@ def test_a_damaged_checkpoint(started, damage):
             path.write_bytes(changed[damage])
             expected = rf"model-0003\.safetensors: damaged: expected SHA-256 {digest[:16]}\.\.\., got "
         with pytest.raises(StoreError, match=expected):
-            folder.load_checkpoint("model", 3, digest)
+            read_checkpoint(folder.path, "model", 3, digest)
 
 
 def test_old_checkpoints_go_and_nothing_else(started):
@@ -299,7 +299,7 @@ def test_a_disk_that_is_really_full(tiny_disk):
             fill()
         assert len(folder.ledger) == 1
         record(folder)
-        assert folder.load_checkpoint("model", 1, digest).keys() == {"model"}
+        assert read_checkpoint(folder.path, "model", 1, digest).keys() == {"model"}
     with Folder(tiny_disk / "run", CONFIG, resume=True) as folder:
         assert len(folder.ledger) == 2
 

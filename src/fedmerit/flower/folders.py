@@ -40,7 +40,6 @@ from fedmerit.storage.run_folder import (
     ARCHIVE,
     Folder,
     FolderArchive,
-    checkpoint_in,
     held,
     read_checkpoint,
     write,
@@ -144,7 +143,7 @@ def last_model(folder: str | Path, like: ArrayRecord) -> ArrayRecord:
     if not rounds:
         raise StoreError(f"{path}: no round is over; start from the first model, in a new folder")
     number, digest = int(rounds[-1].body["round"]), str(rounds[-1].body["checkpoint"])
-    model = read_checkpoint(checkpoint_in(path, "model", number), number, digest)["model"]
+    model = read_checkpoint(path, "model", number, digest)["model"]
     if model.size != (expected := shape.vector.size):
         raise StoreError(
             f"{path}: the model of round {number} has {model.size} numbers, but the given one has {expected}"

@@ -311,7 +311,7 @@ class DecisionFold:
         if body.decision != digest:
             expected = f"expected {digest}" if digest else "which is no decision"
             raise LedgerError(f"approves another decision than record {body.record}, {expected}")
-        if any((one.member, one.decision) == (record.author, number) for one in self.approvals):
+        if (record.author, number) in [(before.member, before.decision) for before in self.approvals]:
             raise LedgerError(f"{record.author} has approved decision {number} before")
         self.approvals.append(Approval(record.author, number, record.seq))
 

@@ -118,7 +118,7 @@ class Run:
 
     def approved(self, decision: int) -> tuple[str, ...]:
         """Return who approved a decision."""
-        return tuple(one.member for one in self.approvals if one.decision == decision)
+        return tuple(approval.member for approval in self.approvals if approval.decision == decision)
 
     @property
     def unsettled(self) -> str:

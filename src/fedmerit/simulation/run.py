@@ -56,6 +56,7 @@ from fedmerit.storage.run_folder import (
     FolderArchive,
     check_usable,
     keep_pool_key,
+    read_checkpoint,
     stored_pool_key,
 )
 
@@ -502,7 +503,7 @@ class Rehearsal:
         last = rounds[-1]
         self.model = self.recorder.model_after(last)
         before = self.recorder.model_after(rounds[-2]) if len(rounds) > 1 else self.federation.first
-        memories = self.folder.load_checkpoint("members", last.number, last.body["members_checkpoint"])
+        memories = read_checkpoint(self.folder.path, "members", last.number, last.body["members_checkpoint"])
         self.transport.restore(last, memories, before)
 
     # ----------------------------------------------------------------------------------------------- a run

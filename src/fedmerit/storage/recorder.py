@@ -46,7 +46,7 @@ from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.doubts import check_payable
 from fedmerit.secagg.messages import Blame
 from fedmerit.settings import Heading
-from fedmerit.storage.run_folder import ARCHIVE, Folder
+from fedmerit.storage.run_folder import ARCHIVE, Folder, read_checkpoint, write
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -277,9 +277,10 @@ class LedgerRecorder:
 
     def model_after(self, closed: Round) -> Model:
         """Return the global model after a round, from its checkpoint."""
-        model: Model = self.folder.load_checkpoint("model", closed.number, closed.body["checkpoint"])["model"]
+        number, path = closed.number, self.folder.path
+        model: Model = read_checkpoint(path, "model", number, closed.body["checkpoint"])["model"]
         if model_hash(model) != closed.body["m"]:
-            raise StoreError(f"{self.folder.path}: the checkpoint of round {closed.number} is not its model")
+            raise StoreError(f"{path}: the checkpoint of round {number} is not its model")
         return model
 
     # --------------------------------------------------------------------------------------------- internals
@@ -593,7 +594,7 @@ def score_files(content: Mapping[str, Any]) -> dict[str, bytes]:
 def write_scores(folder: Folder, content: Mapping[str, Any]) -> None:
     """Write the score files of a run."""
     for name, data in score_files(content).items():
-        folder.write(name, data)
+        write(folder.path / name, data)
 
 
 def _settled_csv(content: Mapping[str, Any]) -> str:

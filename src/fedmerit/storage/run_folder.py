@@ -100,20 +100,12 @@ class Folder:
         self.ledger.close()
         self._lock.close()
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write a file of the run in one step."""
-        write(self.path / name, data)
-
     def save_checkpoint(self, name: str, number: int, arrays: Arrays) -> str:
         """Write a checkpoint in one step, readable only by its owner; return its SHA-256."""
         save = safetensors().save
         data: bytes = save({key: np.ascontiguousarray(value) for key, value in arrays.items()})
         write(checkpoint_in(self.path, name, number), data, mode=0o600)
         return hashlib.sha256(data).hexdigest()
-
-    def load_checkpoint(self, name: str, number: int, digest: str) -> dict[str, npt.NDArray[Any]]:
-        """Read a checkpoint; raise StoreError unless it has this SHA-256."""
-        return read_checkpoint(checkpoint_in(self.path, name, number), number, digest)
 
     def drop_checkpoints(self, *, keep: int) -> None:
         """Delete the checkpoints of rounds before ``keep``."""
@@ -172,8 +164,9 @@ def checkpoint_in(folder: Path, name: str, number: int) -> Path:
     return folder / "checkpoints" / f"{name}-{number:04d}.safetensors"
 
 
-def read_checkpoint(path: Path, number: int, digest: str) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays in a checkpoint; raise StoreError unless it has this SHA-256."""
+def read_checkpoint(folder: Path, name: str, number: int, digest: str) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays in a checkpoint of a run folder; raise StoreError unless it has this SHA-256."""
+    path = checkpoint_in(folder, name, number)
     try:
         data = path.read_bytes()
     except OSError as error:
