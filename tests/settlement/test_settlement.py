@@ -342,6 +342,13 @@ def test_a_utility_without_a_finite_gradient_that_is_not_zero_cannot_be_settled(
     assert book(federation).why == why
 
 
+def test_where_no_round_has_a_sum_nothing_is_settled(tmp_path):
+    lost = [(f"client-{i}", 1, "masked") for i in range(3)]
+    federation = settled(tmp_path, rounds=1, lost=lost).run()
+    assert federation.coordinator.settled is None
+    assert (book(federation).why, records(federation, "opening")) == ("no-rounds", [])
+
+
 @pytest.mark.parametrize("members", [3, 9, 1024])
 @pytest.mark.parametrize("coordinates", [1, 12, 10_007])
 def test_no_update_within_the_bound_has_a_product_beyond_what_masks_prove(members, coordinates):
