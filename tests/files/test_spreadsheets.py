@@ -318,7 +318,7 @@ def test_tables_of_data_are_read_in_the_same_forms(tmp_path):
     found = load("table", file, target="y", group="site", features=["age"])  # the mark is found out
     assert set(found.group_train) == {"Köln", "Ulm"}
     assert sorted([*found.x_train[:, 0], *found.x_test[:, 0]]) == [k + 0.5 for k in range(12)]
-    assert found.notes == (
+    assert found.notes[:2] == (
         f"cells.csv: the file was read with {WESTERN}, cells separated by semicolons",
         "cells.csv: numbers were read with decimal commas",
     )
