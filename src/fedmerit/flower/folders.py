@@ -75,7 +75,8 @@ def make_free(path: Path) -> None:
         raise _used(path)
     try:
         with held(path):
-            if not _came_to_nothing(path / LEDGER):
+            kinds, engine, _ = _kinds(path / LEDGER)
+            if not ("run" in kinds <= {"run", "pool", "join"} and engine in (FLOWER, SIMULATED)):
                 raise _used(path)
             for item in remains:
                 if item.is_dir():
@@ -86,33 +87,24 @@ def make_free(path: Path) -> None:
         raise StoreError(f"{path}: cannot be used again as a run folder: {error}") from error
 
 
-def _came_to_nothing(path: Path) -> bool:
-    """Return whether a ledger is that of a start between machines before its first schedule."""
+def _kinds(path: Path) -> tuple[set[str], str, bool]:
+    """Return the kinds of records in a ledger, its engine, and whether members settle; none if unreadable."""
     try:
         with Ledger(path, read_only=True) as ledger:
-            kinds = {record.kind for record in ledger.records()}
-            early = "run" in kinds and kinds <= {"run", "pool", "join"}
-            return early and opening_of(ledger)[0].engine in (FLOWER, SIMULATED)
+            first, config = opening_of(ledger)
+            return {record.kind for record in ledger.records()}, first.engine, config.settles
     except errors.FedmeritError:
-        return False
+        return set(), "", False
 
 
 def _used(path: Path) -> StoreError:
+    kinds, _, settles = _kinds(path / LEDGER)
+    to_settle = settles and "schedule" in kinds and "end" not in kinds
     return StoreError(
         f"{path}: not empty, and a Flower run cannot be resumed: give a new folder. To go on from the last "
         f"model in this one, start with fedmerit.flower.last_model({str(path)!r}, initial_arrays)"
-        + (f"; {SETTLE}" if _is_open(path) else "")
+        + (f"; {SETTLE}" if to_settle else "")
     )
-
-
-def _is_open(path: Path) -> bool:
-    """Return whether a folder holds a run with rounds that members are to settle, and that has no end."""
-    try:
-        with Ledger(path / LEDGER, read_only=True) as ledger:
-            kinds = {record.kind for record in ledger.records()}
-            return "schedule" in kinds and "end" not in kinds and opening_of(ledger)[1].settles
-    except errors.FedmeritError:
-        return False
 
 
 def sound(path: Path) -> Run:

@@ -184,13 +184,9 @@ def _sum_of_columns(parts: Sequence[tuple[Sequence[str], Rows]], clients: Sequen
 
 
 def _of_scores(rounds: Any, score: str, missing: Missing) -> Scores:
-    by_round = list(rounds) if isinstance(rounds, Iterable) else [rounds]
-    for scores in by_round:
-        if not isinstance(scores, Scores) or scores.score != score:
-            got = scores.score if isinstance(scores, Scores) else type(scores).__name__
-            raise ReportError(f"accumulate takes a list of Scores for {score}, got {got}")
-    if not by_round:
-        raise ReportError("nothing to accumulate: 0 rounds")
+    by_round: list[Scores] = _listed(rounds, Scores, f"Scores for {score}")
+    if others := [scores.score for scores in by_round if scores.score != score]:
+        raise ReportError(f"accumulate takes a list of Scores for {score}, got {others[0]}")
     summed, factor = _sum(by_round, missing)
     notes: list[str] = [note for scores in by_round for note in scores.notes]
     code = "summed-zero" if missing == "zero" else "summed-own-mean"
@@ -216,16 +212,19 @@ def _alike(clients: Sequence[str]) -> Iterator[Note]:
         yield Note(code, client=alike[0], other=alike[1])
 
 
+def _listed(rounds: Any, kind: type, what: str) -> list[Any]:
+    listed = list(rounds) if isinstance(rounds, Iterable) else [rounds]
+    wrong = [item for item in listed if not isinstance(item, kind)]
+    if wrong or not isinstance(rounds, Iterable):
+        raise ReportError(f"accumulate takes a list of {what}, got {type((wrong or listed)[0]).__name__}")
+    if not listed:
+        raise ReportError("nothing to accumulate: 0 rounds")
+    return listed
+
+
 def _checked(rounds: Any) -> list[Reports]:
     """Return rounds as a list, or raise ReportError unless they can be added."""
-    if isinstance(rounds, Reports) or not isinstance(rounds, Iterable):
-        raise ReportError(f"accumulate takes a list of Reports, got {type(rounds).__name__}")
-    reported = list(rounds)
-    for reports in reported:
-        if not isinstance(reports, Reports):
-            raise ReportError(f"accumulate takes a list of Reports, got {type(reports).__name__}")
-    if not reported:
-        raise ReportError("nothing to accumulate: 0 rounds")
+    reported: list[Reports] = _listed(rounds, Reports, "Reports")
     utilities = {reports.utility for reports in reported}
     if len(utilities) > 1:
         names = ", ".join(sorted(str(name) for name in utilities))

@@ -148,8 +148,8 @@ def balance(rounds: Sequence[Reports], *, partial: bool = False) -> Balance | No
 
 def _off(reports: Reports, total: float) -> float:
     """Return how far a sum lies from the gain; with silent members, from the range from 0 to the gain."""
-    low, high = (0.0, reports.gain) if reports.silent else (reports.gain, reports.gain)
-    return max(min(low, high) - total, total - max(low, high), 0.0)
+    ends = (0.0 if reports.silent else reports.gain, reports.gain)
+    return max(min(ends) - total, total - max(ends), 0.0)
 
 
 def _chance(rounds: Sequence[Reports]) -> float | None:
@@ -190,17 +190,21 @@ def _doubt(code: Code, *, gross: bool = False, **values: float) -> Doubt:
 
 def _about_sums(rounds: Sequence[Reports]) -> list[Doubt]:
     """Return the doubt that the sum of the contributions raises, if any."""
+    complete = [reports for reports in rounds if not reports.silent]
     whole = balance(rounds)
-    reported = balance(rounds, partial=True) if any(reports.silent for reports in rounds) else None
+    reported = balance(rounds, partial=True) if len(complete) < len(rounds) else None
     for summed in (whole, reported):
-        if summed is not None and summed.strays:
-            doubt = _about_sum(summed, rounds)
-            if doubt.code != "strays":
-                return [doubt]
-            if not is_whole(rounds[0].utility):
-                return [_about_member(doubt, summed, rounds)]
+        if summed is None or not summed.strays:
+            continue
+        doubt = _about_sum(summed, rounds)
+        if doubt.code == "strays" and is_whole(rounds[0].utility):
             text = words("doubt.whole", utility=rounds[0].utility)
             return [Doubt("whole", doubt.title, text, words("doubt.whole-short"))]
+        if doubt.code == "strays" and not summed.partial and (name := swapped_member(complete)):
+            text, short = f"{doubt.text} {words('doubt.swapped-one')}", words("doubt.swapped-short")
+            named = words("doubt.swapped-named", client=name)
+            return [Doubt("swapped", doubt.title, text, short, gross=True, named=named)]
+        return [doubt]
     return [_doubt("unchecked")] if whole is None else []
 
 
@@ -332,16 +336,6 @@ def swapped_member(rounds: Sequence[Reports]) -> str | None:
     if len(ranked) < 2 or rest[ranked[0]] >= BETTER * min(math.fsum(map(abs, misfits)), rest[ranked[1]]):
         return None
     return ranked[0]
-
-
-def _about_member(about: Doubt, summed: Balance, rounds: Sequence[Reports]) -> Doubt:
-    """Return the doubt about a sum, with the suspicion that one member's columns are swapped, if they are."""
-    complete = [reports for reports in rounds if not reports.silent]
-    name = None if summed.partial else swapped_member(complete)
-    if name is None:
-        return about
-    text, named = f"{about.text} {words('doubt.swapped-one')}", words("doubt.swapped-named", client=name)
-    return Doubt("swapped", about.title, text, words("doubt.swapped-short"), gross=True, named=named)
 
 
 def _which(summed: Balance, rounds: Sequence[Reports]) -> str:

@@ -395,7 +395,7 @@ def aumann_shapley(
         raise ReportError(f"PHI: expected updates and gradient of the same length, got {p} and {q}")
     sizes = np.ones(len(slopes)) if sizes is None else sizes
     weights, products = _block_weights(sizes, len(slopes)), products_of(slopes, moves)
-    if not (weights @ slopes).any():
+    if not any((weights @ slopes[:, at : at + COLUMNS]).any() for at in range(0, p, COLUMNS)):
         raise UndefinedScore("PHI: the gradient is zero everywhere, so there is no gain to divide")
     return from_blocks(products, sizes, clients)
 
