@@ -51,8 +51,8 @@ from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.direction import along_path
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import MemoryState
-from fedmerit.protocol.messages import Ask, Parcel, join_body, pack
-from fedmerit.protocol.outcome import Evaluations, Report, Round, Trained, Work
+from fedmerit.protocol.messages import Ask, Parcel, pack
+from fedmerit.protocol.outcome import Evaluations, Round, Trained, Work
 from fedmerit.protocol.settlement import agreement, countersignature
 from fedmerit.protocol.terms import EMBEDDED, FLOWER, Agreed, cautious, roster_in
 from fedmerit.secagg import masks as shares
@@ -583,20 +583,10 @@ class MemoryRecorder:
         message = content(name, kind, body)
         return self.key is None or self.roster.verifies(name, signature, message)
 
-    def joined(self, name: str, address: str, run_config: bytes, signature: bytes) -> bool:
-        agreed = self.agreed
-        body = join_body(
-            self.run, address, agreed.terms, agreed.commitment, agreed.server, run_config=run_config
-        )
-        return self.verifies(name, "join", body, signature)
-
     def _nothing(self, *_: Any) -> None:
         """Write nothing; the round names who is to blame."""
 
     schedule = masked = blame = end = _nothing
-
-    def take(self, report: Report, signature: bytes) -> bool:
-        return self.verifies(report.client, "report", report.body(self.run), signature)
 
     def close(self, found: Round, model: np.ndarray, outcome: Any, utilities: Any) -> None:
         measured = utilities or {}
@@ -623,11 +613,6 @@ class MemoryRecorder:
 
     def recorded(self, kind: str) -> Sequence[Mapping[str, Any]]:
         return [body for _, of, body, _ in self.said_ if of == kind]
-
-    def seen(self, name: str, head: str, signature: bytes) -> bool:
-        return self.verifies(
-            name, "seen", {"run": self.run, "round": len(self.rounds), "head": head}, signature
-        )
 
 
 class MemoryArchive:

@@ -113,7 +113,9 @@ class Clearing(Desk):
             settled = replace(self.settled(manifest), final=True)
             return self._closed(settled, self._open(manifest, present, last))
         opened = self._directions(manifest, list(dict.fromkeys((*present, *last))), last)
-        while len(self.agreed) < self.config.threshold and (back := self._back(self._not_agreed(manifest))):
+        while len(self.agreed) < self.config.threshold:
+            if not (back := self._back(name for name in manifest.members if name not in self.agreed)):
+                break
             opened += self._directions(manifest, back, last)
         if not self._enough(manifest):
             return None
@@ -143,9 +145,6 @@ class Clearing(Desk):
         self._agreements(manifest, opened)
         return opened
 
-    def _not_agreed(self, manifest: Manifest) -> list[str]:
-        return [name for name in manifest.members if name not in self.agreed]
-
     def _back(self, missing: Iterable[str]) -> Sequence[str]:
         """Return members who were away and are back; nobody once waiting has ended."""
         names = list(missing)
@@ -164,42 +163,42 @@ class Clearing(Desk):
         shown = self.coordinator.pool.settlement()
         blocks, by_class = blocks_of(shown, balanced=self.coordinator.pool.balanced)
         sizes = tuple(len(block) for block in blocks)
-        drafts: list[dict[str, Any]] = []
-        coordinates = 0
+        entries: list[Entry] = []
         for summed in self.rounds():
             slopes, points, rest = slopes_of(self.gradient, summed.m0, summed.m, shown, blocks, None)
-            encoding = summed.task.encoding
-            step = encoding.step
-            values = as_units(slopes, sizes, step, summed.weight)
+            encoding, weight = summed.task.encoding, summed.weight
+            values = as_units(slopes, sizes, encoding.step, weight)
             self.archive.save("units", summed.round, {"values": values})
-            coordinates = encoding.length
-            drafts.append({
-                "round": summed.round,
-                "m0": summed.task.m0_hash.hex(),
-                "m": model_hash(summed.m),
-                "x": sum_hash(summed.words),
-                "weight": summed.weight,
-                "step": step,
-                "participants": summed.participants,
-                "size": float(np.abs(values).sum()),
-                "blocks": block_products(summed.words, slopes, encoding, step, summed.weight),
-                "empty": slopes.empty,
-                "grand": slopes.grand,
-                "rest": rest,
-                "points": points,
-            })  # fmt: skip
-        if not drafts:
+            entry = Entry(
+                round=summed.round,
+                m0=summed.task.m0_hash.hex(),
+                m=model_hash(summed.m),
+                x=sum_hash(summed.words),
+                weight=weight,
+                step=encoding.step,
+                participants=summed.participants,
+                g="",  # it follows from the scale
+                size=float(np.abs(values).sum()),
+                product=0,
+                blocks=block_products(summed.words, slopes, encoding, encoding.step, weight),
+                empty=slopes.empty,
+                grand=slopes.grand,
+                rest=rest,
+                points=points,
+            )
+            entries.append(entry)
+        if not entries:
             raise SettlementError("no round has a sum, so there is nothing to settle", code="no-rounds")
-        scale = scale_of(draft["size"] for draft in drafts)
-        entries = []
-        for summed, draft in zip(self.rounds(), drafts, strict=True):
-            g = integers(self.archive.load("units", summed.round)["values"], scale, summed.task.encoding)
+        scale = scale_of(entry.size for entry in entries)
+        for place, summed in enumerate(self.rounds()):
+            encoding = summed.task.encoding
+            g = integers(self.archive.load("units", summed.round)["values"], scale, encoding)
             self.archive.save("direction", summed.round, {"g": g})
-            entries.append(Entry(**draft, g=direction_hash(g), product=product(summed.words, g)))
             self.archive.drop("units", summed.round)
+            entries[place] = replace(entries[place], g=direction_hash(g), product=product(summed.words, g))
         manifest = Manifest(
             self.recorder.run, self.config.scoring.utilities[0], shown.id, sizes, by_class, scale,
-            coordinates, tuple(entries),
+            encoding.length, tuple(entries),
         )  # fmt: skip
         if manifest.off_gain:
             raise SettlementError(

@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,6 +36,7 @@ from fedmerit.protocol.messages import (
     TrainAsk,
     answer_of,
     exchange_of,
+    join_body,
     outcome_ask,
     parsed,
 )
@@ -58,7 +58,7 @@ from fedmerit.protocol.pool import Pool, Sampling, Slice
 from fedmerit.protocol.settlement import Settled
 from fedmerit.protocol.terms import (
     Agreed,
-    archived_weights,
+    archived_task,
     are_public,
     least_scheduled,
     roster_weights,
@@ -123,9 +123,6 @@ class Recorder(Protocol):
     def sign(self, message: bytes) -> bytes:
         """Sign a message with the server's key."""
 
-    def joined(self, name: str, address: str, run_config: bytes, signature: bytes) -> bool:
-        """Record that a member joined, if it signed for all that it agrees to; return whether it did."""
-
     def schedule(self, number: int, members: Sequence[str], weights: Mapping[str, float] | None) -> None:
         """Record who takes part, and all weights if they are public; the first step of a round."""
 
@@ -134,9 +131,6 @@ class Recorder(Protocol):
 
     def blame(self, number: int, blame: Blame) -> None:
         """Record that a member broke the protocol in a round, with the evidence; after the masked inputs."""
-
-    def take(self, report: Report, signature: bytes) -> bool:
-        """Take a report, and return whether its author signed it."""
 
     def close(
         self,
@@ -166,9 +160,6 @@ class Recorder(Protocol):
 
     def end(self, model: Model) -> None:
         """Record the end of the run."""
-
-    def seen(self, name: str, head: str, signature: bytes) -> bool:
-        """Record that a member has seen this head of the ledger, if it signed it; return whether it did."""
 
 
 class Archive(Protocol):
@@ -210,8 +201,7 @@ def summed_rounds(archive: Archive, rounds: Iterable[Round], config: Config) -> 
         m0, x = archived.get("m0", m), archived["x"]
         if m0 is None:
             raise StoreError(f"the archive has no model of round {round.number}")
-        weights = archived_weights(archived, round.scheduled)
-        task = task_of(config, model_hash(m0), m0.size, round.scheduled, weights)
+        task = archived_task(archived, config, model_hash(m0), m0.size, round.scheduled)
         m, weight = model_after(m0, x, task, round.included)
         yield Summed(round.number, round.included, m0, m, x, weight, task)
 
@@ -251,11 +241,6 @@ class Coordinator:
     def config(self) -> Config:
         return self.recorder.config
 
-    @cached_property
-    def _first_hash(self) -> str:
-        assert self.first is not None
-        return model_hash(self.first)
-
     def ask(
         self, kind: Exchange, number: int, body: AskBody, arrays: Mapping[str, Any] | None = None
     ) -> Parcel:
@@ -272,7 +257,10 @@ class Coordinator:
         joined = answer_of(f"the node at {address}", answer, Joined, "join")
         if (name := joined.name) not in self.config.clients:
             raise MessageError(f"the node at {address} is not a member of the roster", stage="join")
-        if not self.recorder.joined(name, address, joined.run_config, joined.signature):
+        agreed = self.recorder.agreed
+        terms = (agreed.terms, agreed.commitment, agreed.server)
+        body = join_body(self.recorder.run, address, *terms, run_config=joined.run_config)
+        if not self.recorder.said(name, "join", body, joined.signature):
             raise BindingError("did not sign with its key on the roster", stage="join", member=name)
         self._handed[name] = joined.run_config
         return name
@@ -450,11 +438,12 @@ class Coordinator:
         sampling = Sampling(self.recorder.agreed.balanced)
         for name, answer in self.transport.exchange("report", asks) if asks else ():
             try:
-                report, signature, keys = self._opened(name, answer)
+                report, keys = self._opened(name, answer)
                 accept(report, outcome, utilities, sampling)
                 if not self.rehearsal:
                     check_numbers(report)
-                if not self.recorder.take(report, signature):
+                body = report.body(self.recorder.run)
+                if not self.recorder.verifies(name, "report", body, report.signature):
                     raise BindingError("did not sign its report", stage="report", member=name)
             except Exception as error:  # a bad answer costs only this member its report
                 self.note(f"round {number}: refused: {error}")
@@ -471,13 +460,14 @@ class Coordinator:
         if set(following) <= {*server.heads["advertise"]}:
             self._early = server, number + 1
 
-    def _opened(self, name: str, answer: bytes) -> tuple[Report, bytes, bytes]:
+    def _opened(self, name: str, answer: bytes) -> tuple[Report, bytes]:
+        """Return a member's report, and its keys for the next round."""
         utilities = self.config.scoring.utilities  # a name takes up to 12 bytes per character as JSON
         limit = ANSWER + sum(ANSWER + 12 * len(utility) for utility in utilities)
         limit += head_limit(len(self.config.clients))
         reported = answer_of(name, answer, ReportAnswer, "report", limit)
         report = Report.from_body(name, parsed(reported.text, "report"), run=self.recorder.run)
-        return report, reported.signature, reported.keys
+        return replace(report, signature=reported.signature), reported.keys
 
     def _measured(self, m0: Model, outcome: Outcome) -> dict[str, dict[str, float]] | None:
         """Return v(M0) and v(M) of every utility as the server measures them; None if it cannot evaluate."""
@@ -492,7 +482,7 @@ class Coordinator:
                 "grand": evaluate(outcome.model, shown, outcome.bound_to["m"]),
             }
             if self.first is not None:
-                found["first"] = evaluate(self.first, shown, self._first_hash)
+                found["first"] = evaluate(self.first, shown, model_hash(self.first))
         except Exception as error:  # user code: one model must not end the run
             if self.rehearsal:
                 raise
@@ -508,8 +498,10 @@ class Coordinator:
     def seal(self, members: Sequence[str], head: str) -> None:
         """Ask members to sign the ledger's head at the end of the run; a member signs only one."""
         number = min(len(self.recorder.rounds), self.config.training.rounds)
+        seen = {"run": self.recorder.run, "round": number, "head": head}
         for name, signature in self.exchange("close", number, members, CloseAsk(head)):
-            if not self.recorder.seen(name, head, signature):
+            # without the server's key nothing is signed, so it would prove nothing
+            if self.recorder.agreed.server and not self.recorder.said(name, "seen", seen, signature):
                 self.note(f"{name} did not sign the ledger's head")
 
     # --------------------------------------------------------------------------------------------- internals

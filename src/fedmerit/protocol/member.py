@@ -293,7 +293,8 @@ class Participant(Signatory):
 
     def _stage(self, ask: Ask, state: MemberState, agreed: Agreed, work: Callable[[], Work] | None) -> bytes:
         """Answer one stage of secure aggregation."""
-        client = self._known_client(ask, state)
+        if (client := self.client(state, ask.round)) is None:
+            raise BindingError(f"has no state of round {ask.round}")
         due: str = "masked" if ask.exchange == "train" else ask.exchange
         if client.stage != due:
             raise BindingError(f"asked for {due}, but {client.stage} is due")
@@ -506,11 +507,6 @@ class Participant(Signatory):
             counter=state.counter,
             peers={name: tokens[key] for name, key in keys.items() if key in tokens},
         )
-
-    def _known_client(self, ask: Ask, state: MemberState) -> PlainClient:
-        if (client := self.client(state, ask.round)) is None:
-            raise BindingError(f"has no state of round {ask.round}")
-        return client
 
     def _keep(self, state: MemberState, client: PlainClient) -> None:
         """Set what must never be done again, and the client: written before the answer leaves."""

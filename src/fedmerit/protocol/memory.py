@@ -69,13 +69,6 @@ class SignedHead(Struct, frozen=True):
     head: str
 
 
-class ShownManifest(Struct, frozen=True):
-    """The manifest that a member accepted."""
-
-    digest: str
-    text: bytes
-
-
 class ShownPool(Struct, frozen=True):
     """The opened test pool."""
 
@@ -119,7 +112,7 @@ SHOWN: Final = Value[list[bytes]]("shown", list[bytes])  # test samples, by 8 by
 LAST: Final = Value[int]("last", int)  # the last round, if it signed that the run ends early
 MANIFESTS: Final = Value[dict[str, bytes]]("manifests", dict[str, bytes])
 """The signed messages with which manifests were shown, by their digest."""
-SETTLEMENT: Final = Value[ShownManifest]("settlement", ShownManifest)
+SETTLEMENT: Final = Value[bytes]("settlement", bytes)  # the manifest that it accepted
 POOL: Final = Value[ShownPool]("pool", ShownPool)
 AGREED: Final = Value[Accord]("agreed", Accord)  # its answer
 STATEMENT: Final = Value[bytes]("statement", bytes)  # its answer

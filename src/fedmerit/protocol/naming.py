@@ -55,7 +55,7 @@ from fedmerit.protocol.settlement import (
     table_limit,
     table_of,
 )
-from fedmerit.protocol.terms import archived_weights, task_of
+from fedmerit.protocol.terms import archived_task
 from fedmerit.secagg.messages import decoded
 from fedmerit.secagg.quantise import Direction, direction_hash
 from fedmerit.secagg.setting import Setting, Task
@@ -98,11 +98,6 @@ class Desk:
                 code="damaged",
             )
         return g
-
-    def can_ask(self, equation: Equation, block: int | None) -> bool:
-        """Return whether masks can be asked for in a direction: that of a block needs the gradient once."""
-        archived = block is None or self.archive.has(f"direction-{block}", equation.round)
-        return archived or self.gradient is not None
 
     def along(self, manifest: Manifest, equation: Equation, block: int | None) -> tuple[Along, Arrays]:
         """Return a direction of a round, and the arrays that members need to answer along it.
@@ -173,7 +168,9 @@ def named(desk: Desk, settled: Settled) -> Settled:
         failing = () if equation.holds or equation.missing else (None,)
         for block in (*failing, *equation.odd):
             before = settled.verdicts.get((equation.round, block))
-            if (before is None or before.silent) and desk.can_ask(equation, block):
+            # the direction of a block needs the gradient once
+            known = block is None or desk.archive.has(f"direction-{block}", equation.round)
+            if (before is None or before.silent) and (known or desk.gradient is not None):
                 settled = settled.judged(_Naming(desk, settled, equation, block).recorded())
     for round, liars in settled.named.items():
         for name, why in liars.items():
@@ -225,10 +222,10 @@ class _Naming:
     def _attempt(self) -> tuple[Setting, Task]:
         recorder, number = self.recorder, self.entry.round
         (scheduled,) = (round.scheduled for round in recorder.rounds if round.number == number)
-        public = archived_weights(self.desk.archive.load("round", number), scheduled)
         setting = recorder.agreed.setting(recorder.run, number, scheduled, recorder.roster)
-        config, coordinates = self.desk.config, self.manifest.coordinates
-        return setting, task_of(config, self.entry.m0, coordinates, scheduled, public, self.evidence.extra)
+        archived, size = self.desk.archive.load("round", number), self.manifest.coordinates
+        extra = self.evidence.extra
+        return setting, archived_task(archived, recorder.config, self.entry.m0, size, scheduled, extra)
 
     def recorded(self) -> dict[str, Any]:
         """Find out who lied; return the verdict as it is recorded, with its evidence."""

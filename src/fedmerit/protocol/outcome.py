@@ -259,6 +259,7 @@ class Report:
     measured: Mapping[str, Measured]
     cosine: float | None
     salt: str = field(default_factory=new_salt, compare=False)  # so that the record's hash reveals nothing
+    signature: bytes = field(default=b"", compare=False, repr=False)
 
     def body(self, run: str) -> dict[str, Any]:
         """Return the report as it is recorded and sent: without floats, bound to the run."""

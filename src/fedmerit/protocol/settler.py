@@ -130,7 +130,7 @@ class Settler:
         if canonical(manifest.body()) != text:
             raise MessageError("a manifest that is not written as servers write it")
         before, accord = self.state.get(memory.SETTLEMENT), self.state.get(memory.AGREED)
-        if before is not None and before.digest == manifest.digest:
+        if before == text:
             return pack(manifest.digest)
         self._remember(ask.round, manifest.digest)
         bound = self.state.get(memory.STATEMENT) is not None or (accord is not None and not accord.wrong)
@@ -158,10 +158,10 @@ class Settler:
             self._refuse_known(shown)
             self.state.put(memory.POOL, memory.ShownPool(shown.x, shown.y, shown.index))
         else:
-            for entry in _manifest_in(before.text).rounds:
+            for entry in _manifest_in(before).rounds:
                 self.state.put(memory.STATED.of(entry.round), None)
             self.state.put(memory.AGREED, None)
-        self.state.put(memory.SETTLEMENT, memory.ShownManifest(manifest.digest, text))
+        self.state.put(memory.SETTLEMENT, text)
         return pack(manifest.digest)
 
     def _may_change(self, ask: Ask, manifest: Manifest) -> bool:
@@ -334,7 +334,10 @@ class Settler:
     def _state(self, ask: Ask) -> bytes:
         """State, if t members agreed on the manifest; the same again if asked again."""
         manifest = self.manifest()
-        self._check_agreed(ask, manifest)
+        own = self.state.get(memory.AGREED)
+        if own is None or own.wrong:
+            raise RefusedError("does not state: it did not agree to the directions")
+        self._enough(self._agreeing(ask.body.agreed, manifest), "the directions")
         if (before := self.state.get(memory.STATEMENT)) is not None:
             return before
         body = self.statement(manifest).body(self.run)
@@ -358,12 +361,6 @@ class Settler:
                     false = round(rounds[key] * factor)
                     rounds[key] = false + (false == rounds[key])
         return Statement(self.name, manifest.digest, rounds, blocks)
-
-    def _check_agreed(self, ask: Ask, manifest: Manifest) -> None:
-        own = self.state.get(memory.AGREED)
-        if own is None or own.wrong:
-            raise RefusedError("does not state: it did not agree to the directions")
-        self._enough(self._agreeing(ask.body.agreed, manifest), "the directions")
 
     def _agreeing(self, accords: Accords, manifest: Manifest) -> set[str]:
         """Return who signed that all directions of a manifest are right."""
@@ -541,9 +538,9 @@ class Settler:
     # ---------------------------------------------------------------------------------------------- internals
 
     def manifest(self) -> Manifest:
-        if (shown := self.state.get(memory.SETTLEMENT)) is None:
+        if (text := self.state.get(memory.SETTLEMENT)) is None:
             raise BindingError("was not shown the pool")
-        return _manifest_in(shown.text)
+        return _manifest_in(text)
 
     def _pool(self, manifest: Manifest) -> Slice:
         """Return the opened samples; they were hashed, and compared with the manifest, when they came."""

@@ -49,12 +49,6 @@ def roster_weights(config: Config) -> dict[str, float]:
     return {name: float(config.roster_weights[name]) for name in config.clients}
 
 
-def archived_weights(arrays: Mapping[str, Any], scheduled: Sequence[str]) -> dict[str, float] | None:
-    """Return the public weights in what the server archived of a round; None if it has none."""
-    weights = arrays.get("weights")
-    return None if weights is None else dict(zip(scheduled, weights.tolist(), strict=True))
-
-
 def task_of(
     config: Config,
     m0_hash: str,
@@ -84,6 +78,20 @@ def task_of(
         word_bytes=config.word_bytes,
     )
     return Task(bytes.fromhex(m0_hash), encoding, public, extra)
+
+
+def archived_task(
+    archived: Mapping[str, Any],
+    config: Config,
+    m0_hash: str,
+    length: int,
+    members: Sequence[str],
+    extra: bytes = b"",
+) -> Task:
+    """Return what was summed in a round, with the public weights that the server archived."""
+    weights = archived.get("weights")
+    scored = None if weights is None else dict(zip(members, weights.tolist(), strict=True))
+    return task_of(config, m0_hash, length, members, scored, extra)
 
 
 LEAST, MOST = 0.1, 3.0

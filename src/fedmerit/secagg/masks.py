@@ -193,17 +193,7 @@ def payload_of(words: Words, encoding: Encoding, masks: Sequence[tuple[bytes, in
         masked = words.view(np.int32).astype(np.int64).view(np.uint64)
         masked[encoding.length :] = words[encoding.length :]  # a secret weight
     add_masks(masked, masks)
-    return to_wire(masked)
-
-
-def to_wire(words: Words | Wide) -> memoryview:
-    """Return words as bytes, least significant first; a view if the machine stores them in that order."""
-    return words.astype(words.dtype.newbyteorder("<"), copy=False).view(np.uint8).data
-
-
-def add_payload(total: Words | Wide, payload: bytes | memoryview) -> None:
-    """Add the words of a payload to a sum, in place."""
-    np.add(total, from_wire(payload, total.itemsize), out=total)
+    return masked.astype(masked.dtype.newbyteorder("<"), copy=False).view(np.uint8).data
 
 
 def from_wire(payload: bytes | memoryview, word_bytes: int) -> npt.NDArray[Any]:

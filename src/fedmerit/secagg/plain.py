@@ -29,8 +29,7 @@ from fedmerit.errors import (
     RoundAborted,
     placing,
 )
-from fedmerit.identity import Member, Roster
-from fedmerit.secagg.messages import NOTHING_SEEN, Blame, decoded
+from fedmerit.secagg.messages import DECLINE, NOTHING_SEEN, Blame, decoded
 from fedmerit.secagg.quantise import Words, seed_bytes
 from fedmerit.secagg.setting import STAGES, Released, Result, Setting, Task, Update, pack, update_digest
 
@@ -76,16 +75,7 @@ class _Saved(Struct, frozen=True, forbid_unknown_fields=True):
     """A state with the setting that it belongs to."""
 
     form: str
-    run: str
-    round: int
-    attempt: int
-    members: tuple[str, ...]
-    config_hash: bytes
-    threshold: int | None
-    roster: tuple[Member, ...]
-    server: bytes | None
-    previous: bytes | None
-    quorum: int | None
+    setting: Setting
     name: str
     state: State
 
@@ -97,13 +87,11 @@ def load_state(data: bytes) -> tuple[Setting, str, State]:
         raise MessageError("not the saved state of a client, or damaged")
     try:
         saved = msgpack.decode(body, type=_Saved)
-        if saved.form != STATE:
-            raise MessageError("the saved state of another version")
-        roster = Roster(saved.roster, saved.server, saved.previous, saved.quorum)
-        where = (saved.run, saved.round, saved.attempt, saved.members, roster, saved.config_hash)
-        return Setting(*where, saved.threshold), saved.name, saved.state
     except (MsgspecError, ValueError, TypeError, RecursionError, FedmeritError):  # it is secret: do not quote
         raise MessageError("not the saved state of a client") from None
+    if saved.form != STATE:
+        raise MessageError("the saved state of another version")
+    return saved.setting, saved.name, saved.state
 
 
 class PlainClient:
@@ -216,15 +204,7 @@ class PlainClient:
         The bytes are secret: keep them in a file that nobody else can read. Their checksum shows damage, not
         tampering.
         """
-        setting, roster = self.setting, self.setting.roster
-        saved = _Saved(
-            STATE,
-            *(setting.run, setting.round, setting.attempt, setting.members, setting.config_hash),
-            setting.threshold,
-            *(roster.members, roster.server, roster.previous, roster.quorum),
-            *(self.name, self._state),
-        )
-        body = msgpack.encode(saved)
+        body = msgpack.encode(_Saved(STATE, self.setting, self.name, self._state))
         return hashlib.sha256(body).digest() + body
 
     @classmethod
@@ -326,26 +306,22 @@ class PlainServer:
         return tuple(member for member in self.setting.members if member in able and member not in done)
 
     def receive(self, data: bytes, sender: str | None = None) -> str:
-        """Take a member's message and return its sender, as the transport names it."""
-        assert sender is not None
+        """Take a member's message and return its author; ``sender`` is the member the transport names."""
         with placing(self.stage, sender):
-            if not data or data[0] > len(STAGES):
-                raise MessageError("not a message")
-            stage, payload = (*STAGES, "decline")[data[0]], memoryview(data)[1:]
-            if sender not in self.waiting:
+            stage, author, head, payload = self._opened(data, sender)
+        with placing(stage, author):
+            if sender not in (None, author):
+                raise BindingError(f"signed by {author}", member=sender)
+            if stage not in (self.stage, DECLINE):
+                raise BindingError(f"the attempt is at {self.stage}")
+            if author not in self.waiting:
                 raise BindingError("has sent its message already, or has left")
-            if stage == "decline":
-                self.declined.append(sender)
-                return sender
-            if stage != self.stage:
-                raise BindingError(f"{self.stage} is due")
-            if stage == "masked":
-                assert self._task is not None
-                if payload[:32] != self._task.digest or len(payload) != 32 + 4 * self._task.encoding.words:
-                    raise BindingError("made for a different encoding or different weights")
-                np.add(self._sum, np.frombuffer(payload[32:], "<u4"), out=self._sum)
-        self.heads[stage][sender] = True
-        return sender
+            if stage == DECLINE:
+                self.declined.append(author)
+                return author
+            self._take(stage, head, payload)
+        self.heads[stage][author] = head
+        return author
 
     def advance(self) -> dict[str, bytes]:
         """Close the stage; return what to send to each member, or nothing once there is a result."""
@@ -361,6 +337,21 @@ class PlainServer:
             raise
         self.stage = (*STAGES, "done")[STAGES.index(stage) + 1]
         return dict.fromkeys(present, shown) if shown else {}
+
+    def _opened(self, data: bytes, sender: str | None) -> tuple[str, str, Any, memoryview]:
+        """Return the stage of a message, its author, what is kept of it, and its words."""
+        assert sender is not None
+        if not data or data[0] > len(STAGES):
+            raise MessageError("not a message")
+        return (*STAGES, DECLINE)[data[0]], sender, True, memoryview(data)[1:]
+
+    def _take(self, stage: str, head: Any, payload: memoryview) -> None:
+        """Raise unless a message is good; add its words to the sum."""
+        if stage == "masked":
+            assert self._task is not None
+            if payload[:32] != self._task.digest or len(payload) != 32 + 4 * self._task.encoding.words:
+                raise BindingError("made for a different encoding or different weights")
+            np.add(self._sum, np.frombuffer(payload[32:], "<u4"), out=self._sum)
 
     def _heard(self, stage: str) -> tuple[str, ...]:
         """Return the members who sent a message of this stage, in schedule order."""

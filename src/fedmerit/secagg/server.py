@@ -12,10 +12,9 @@ from typing import Literal
 import numpy as np
 from msgspec import msgpack
 
-from fedmerit.errors import BindingError, ShareError, placing
+from fedmerit.errors import BindingError, ShareError
 from fedmerit.secagg import masks
 from fedmerit.secagg.messages import (
-    DECLINE,
     NOTHING_SEEN,
     Blame,
     Head,
@@ -66,36 +65,25 @@ class Server(PlainServer):
         evidence = Evidence(advertised, shared, masked, self.seeds, self.keys, self._task.extra)
         return msgpack.encode(evidence)
 
-    def receive(self, data: bytes, sender: str | None = None) -> str:
-        """Take a member's message and return who signed it; ``sender`` is the member the transport names."""
-        with placing(self.stage, sender):
-            head, payload = open_message(data, self.setting, self._payload)
-        with placing(head.stage, head.sender):
-            if sender not in (None, head.sender):
-                raise BindingError(f"signed by {head.sender}", member=sender)
-            if head.stage not in (self.stage, DECLINE):
-                raise BindingError(f"the attempt is at {self.stage}")
-            if head.sender not in self.waiting:
-                raise BindingError("has sent its message already, or has left")
-            if head.stage == DECLINE:
-                self.declined.append(head.sender)
-                return head.sender
-            if head.seen != self._seen:
-                raise BindingError("answers messages that it was not shown")
-            if head.stage == "advertise":
-                channels = (masks.channel_of(head, place) for place in range(self.setting.n))
-                for key in (head.body.mask, *channels):  # with one of small order, any private key raises
-                    masks.agree(b"\x01" * 32, key, stage="advertise", peer=head.sender)
-            elif head.stage == "share":
-                self._check_dealt(head)
-            elif head.stage == "masked":
-                self._add(head, payload)
-            elif head.stage == "unmask":
-                self._check_released(head)
-        self.heads[head.stage][head.sender] = head
-        return head.sender
-
     # ------------------------------------------------------------------------------------------- inner parts
+
+    def _opened(self, data: bytes, sender: str | None) -> tuple[str, str, Head, memoryview]:
+        head, payload = open_message(data, self.setting, self._payload)
+        return head.stage, head.sender, head, payload
+
+    def _take(self, stage: str, head: Head, payload: memoryview) -> None:
+        if head.seen != self._seen:
+            raise BindingError("answers messages that it was not shown")
+        if stage == "advertise":
+            channels = (masks.channel_of(head, place) for place in range(self.setting.n))
+            for key in (head.body.mask, *channels):  # with one of small order, any private key raises
+                masks.agree(b"\x01" * 32, key, stage="advertise", peer=head.sender)
+        elif stage == "share":
+            self._check_dealt(head)
+        elif stage == "masked":
+            self._add(head, payload)
+        elif stage == "unmask":
+            self._check_released(head)
 
     def _heads_in(self, stage: str) -> dict[str, Head]:
         """Return the heads of a stage in schedule order, as they are shown."""
@@ -154,7 +142,7 @@ class Server(PlainServer):
             raise BindingError("its words do not match the hash it signed")
         for complaint in said.complaints:
             self._check_complaint(head, complaint.place, complaint.key)
-        masks.add_payload(self._sum, payload)
+        np.add(self._sum, masks.from_wire(payload, self._sum.itemsize), out=self._sum)
 
     def _check_complaint(self, head: Head, place: int, opened: bytes) -> None:
         """Raise if a complaint is about no dealer; blame its author and raise if it is false."""

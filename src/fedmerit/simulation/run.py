@@ -496,7 +496,7 @@ class Rehearsal:
                 if record.kind == "statement":  # about a manifest and a pool that its author was shown
                     state = self.transport.states[record.author]
                     state.put(memory.STATEMENT, pack(Signed(canonical(record.body), record.signature)))
-                    state.put(memory.SETTLEMENT, memory.ShownManifest(manifest.digest, text))
+                    state.put(memory.SETTLEMENT, text)
                     state.put(memory.POOL, memory.ShownPool(shown.x, shown.y, shown.index))
         if not (rounds := self.recorder.rounds):
             return

@@ -37,7 +37,7 @@ from fedmerit.protocol.naming import evidence_in, proof_of, recorded_evidence
 from fedmerit.protocol.outcome import Round, model_hash, sum_hash
 from fedmerit.protocol.pool import Slice
 from fedmerit.protocol.settlement import Proof, fitting, name_hash, table_of
-from fedmerit.protocol.terms import archived_weights, task_of
+from fedmerit.protocol.terms import archived_task
 from fedmerit.scoring.types import written_number
 from fedmerit.secagg.quantise import direction_hash
 from fedmerit.secagg.setting import Setting, Task
@@ -316,9 +316,9 @@ def _attempt(
 ) -> tuple[Setting, Task]:
     """Return setting and task of a settled round, as its members had them."""
     round_ = run.rounds[number - 1]
-    public = archived_weights(archive.load("round", number), round_.scheduled)
     setting = setting_of(run.first, run.pool, run.config, round_)
-    return setting, task_of(run.config, m0, size, round_.scheduled, public, extra)
+    archived = archive.load("round", number)
+    return setting, archived_task(archived, run.config, m0, size, round_.scheduled, extra)
 
 
 def _check_masks(archive: FolderArchive, run: Run, summed: Summed) -> None:

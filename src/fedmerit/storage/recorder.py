@@ -38,8 +38,7 @@ from fedmerit.ledger.kinds import Approved
 from fedmerit.ledger.rounds import after_round, medians
 from fedmerit.ledger.run import Run, replay
 from fedmerit.notes import Note
-from fedmerit.protocol.messages import join_body
-from fedmerit.protocol.outcome import Model, Outcome, Report, Round, model_hash, scored
+from fedmerit.protocol.outcome import Model, Outcome, Round, model_hash, scored
 from fedmerit.protocol.settlement import countersignature
 from fedmerit.protocol.terms import EMBEDDED, Agreed
 from fedmerit.scoring.accumulate import Missing, accumulate
@@ -77,7 +76,6 @@ class LedgerRecorder:
     beside: Callable[[Round, Outcome | None], Beside] | None = None  # of a rehearsal
     truth: Callable[[Sequence[int]], Mapping[str, Any]] | None = None  # by rounds with a sum
     resumed: Run | None = None  # the run that is gone on with
-    _signatures: dict[bytes, bytes] = field(default_factory=dict)
     _masked: int = 0  # the last round with a record of its masked inputs
     _pending: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)  # of a rehearsal's round
 
@@ -136,21 +134,18 @@ class LedgerRecorder:
             return None
         return {SERVER: self.server.hex()} | {member.name: member.key.hex() for member in self.roster.members}
 
-    def joined(self, name: str, address: str, run_config: bytes, signature: bytes) -> bool:
-        """Record a join if the member signed for address, run config and terms; return whether it did."""
-        terms = (self.terms, self.commitment, self.server)
-        body = join_body(self.run, address, *terms, run_config=run_config)
-        return self._take(name, "join", body, signature)
-
     def verifies(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> bool:
         """Return whether a member signed this; nothing is recorded."""
-        return self._verifies(name, signature, content(name, kind, body))
+        return self.key is None or self.roster.verifies(name, signature, content(name, kind, body))
 
     def said(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> bool:
         """Record what a member signed, once; return whether it did sign it."""
-        if (name, dict(body)) in [(author, recorded) for author, recorded, _ in self.signed(kind)]:
-            return self.verifies(name, kind, body, signature)
-        return self._take(name, kind, body, signature)
+        if not self.verifies(name, kind, body, signature):
+            return False
+        if (name, dict(body)) not in [(author, recorded) for author, recorded, _ in self.signed(kind)]:
+            with self.folder.ledger.transaction():
+                self._write(name, kind, body, signature)
+        return True
 
     def state(
         self, kind: str, body: Mapping[str, Any], countersigned: Mapping[str, bytes] | None = None
@@ -181,12 +176,6 @@ class LedgerRecorder:
         with self.folder.ledger.transaction():
             self._write(SERVER, "end", {"rounds": len(self.rounds), "model": model_hash(model)})
 
-    def seen(self, name: str, head: str, signature: bytes) -> bool:
-        """Record that a member has seen this head of the ledger, if it signed it; return whether it did."""
-        if self.key is None:  # without a signature it would prove nothing
-            return True
-        return self._take(name, "seen", {"run": self.run, "round": len(self.rounds), "head": head}, signature)
-
     def cut_off(self) -> Round | None:
         """Return a round that was begun and never closed, as `Run.open`."""
         round_ = None if self.resumed is None else self.resumed.open
@@ -211,12 +200,6 @@ class LedgerRecorder:
         """Record that a member broke the protocol, with the evidence; after the masked inputs."""
         about = {"member": blame.member, "by": blame.by, "why": blame.why}
         self._soon("blame", {"round": number, **about, "evidence": dict(blame.evidence)})
-
-    def take(self, report: Report, signature: bytes) -> bool:
-        """Keep a report's signature for its record; return whether its author made it."""
-        message = content(report.client, "report", report.body(self.run))
-        self._signatures[message] = signature
-        return self._verifies(report.client, signature, message)
 
     def close(
         self,
@@ -253,7 +236,7 @@ class LedgerRecorder:
             if outcome is not None:
                 self._write(SERVER, "outcome", {"round": number, **outcome.bound_to})
             for report in closed.reports.values():
-                self._write(report.client, "report", report.body(self.run))
+                self._write(report.client, "report", report.body(self.run), report.signature)
             if beside.analysis is not None:
                 self._write(SERVER, "analysis", {"round": number, **beside.analysis})
             self._write(SERVER, "round", closed.body)
@@ -261,7 +244,6 @@ class LedgerRecorder:
                 self._write(SERVER, kind, body)
         self.rounds.append(closed)
         self._pending.clear()
-        self._signatures.clear()
         self.folder.drop_checkpoints(keep=number - 1)
         self.write_scores()
 
@@ -285,16 +267,6 @@ class LedgerRecorder:
 
     # --------------------------------------------------------------------------------------------- internals
 
-    def _verifies(self, name: str, signature: bytes, message: bytes) -> bool:
-        return self.key is None or self.roster.verifies(name, signature, message)
-
-    def _take(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> bool:
-        if not self.verifies(name, kind, body, signature):
-            return False
-        with self.folder.ledger.transaction():
-            self._write(name, kind, body, signature)
-        return True
-
     def _soon(self, kind: str, body: Mapping[str, Any]) -> None:
         """Write a record of the server now or, in a rehearsal, with the rest of its round."""
         self._pending.append((kind, body))
@@ -306,10 +278,8 @@ class LedgerRecorder:
     def _write(self, author: str, kind: str, body: Mapping[str, Any], signature: bytes = b"") -> None:
         if self.key is None:
             self.folder.ledger.append(author, kind, body)
-            return
-        if author != SERVER:
-            signature = signature or self._signatures[content(author, kind, body)]
-        self.folder.ledger.append(author, kind, body, signature=signature, seal=self.key.sign)
+        else:
+            self.folder.ledger.append(author, kind, body, signature=signature, seal=self.key.sign)
 
 
 # ------------------------------------------------------------------------------------ payment after the run
