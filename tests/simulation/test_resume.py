@@ -188,7 +188,7 @@ def test_an_update_that_comes_again_is_declined_with_masks_without_and_after_a_s
 
 
 def test_who_had_not_signed_the_last_head_signs_it_after_a_kill(tmp_path):
-    crash(tiny(), tmp_path / "run", LedgerRecorder, "seen", 2)
+    crash(tiny(), tmp_path / "run", LedgerRecorder, "said", 6)
     for _ in range(2):
         run(tiny(), tmp_path / "run", resume=True)
         with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
