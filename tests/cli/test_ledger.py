@@ -7,27 +7,21 @@ from html import unescape
 
 import pytest
 
-from fedmerit.config import from_dict
 from fedmerit.identity import Member, Roster, load_key, new_key, public_key, write_roster
 from fedmerit.ledger.chain import Ledger
 from fedmerit.report.page.html import page_of_run, page_path
 from fedmerit.settings import NO_HEADING
 from fedmerit.simulation.run import run
+from tiny import tiny
 
-SETTINGS = {
-    "data": {"test_size": 50},
-    "partition": {"scheme": "sizes", "sizes": [60, 50, 70, 40], "names": ["A", "B", "C", "D"]},
-    "model": {"name": "network:tiny"},
-    "training": {"rounds": 2, "local_epochs": 1, "batch_size": 16},
-    "scoring": {"method": "reports"},
-}
+NAMED = 'partition.names=["A", "B", "C", "D"]'
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     home = tmp_path_factory.mktemp("runs")
-    run(from_dict(SETTINGS), home / "open")
-    run(from_dict(SETTINGS, ["scoring.visibility=coordinator"]), home / "closed")
+    run(tiny(NAMED), home / "open")
+    run(tiny(NAMED, "scoring.visibility=coordinator"), home / "closed")
     return home
 
 
@@ -233,7 +227,7 @@ def test_verify_with_a_roster_says_what_it_shows_of_a_rehearsal(fedmerit, folder
 
 def test_verify_with_a_roster_refuses_what_has_no_keys(fedmerit, folder, tmp_path):
     path = roster_in(folder)
-    run(from_dict(SETTINGS, ["secure_aggregation.enabled=false"]), tmp_path / "plain")
+    run(tiny(NAMED, "secure_aggregation.enabled=false"), tmp_path / "plain")
     err = fedmerit.refused("verify", tmp_path / "plain", "--roster", path)
     assert "an unsigned ledger has no keys, so there is nothing to compare with" in err
 

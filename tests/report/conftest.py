@@ -2,7 +2,9 @@
 
 import pytest
 
-from fedmerit.config import from_dict
+from tiny import ALL, tiny
+
+NAMES = ["Abbey", "Bridge", "Castle", "Dale", "Elm"]
 
 
 @pytest.fixture(scope="session")
@@ -11,21 +13,7 @@ def run_folder(tmp_path_factory):
     from fedmerit.simulation.run import run
 
     folder = tmp_path_factory.mktemp("run") / "five"
-    config = from_dict(
-        {
-            "data": {"test_size": 50},
-            "partition": {
-                "clients": 5,
-                "scheme": "sizes",
-                "sizes": [60, 50, 70, 40, 50],
-                "names": ["Abbey", "Bridge", "Castle", "Dale", "Elm"],
-            },
-            "corruption": {"label_noise": {"Dale": 0.9}},
-            "model": {"name": "mlp"},
-            "training": {"rounds": 3, "local_epochs": 1, "batch_size": 16},
-            "participation": {"away": {"Elm": [1]}},
-            "scoring": {"method": "reports"},
-        }
-    )
-    run(config, folder)
+    five = ("partition.clients=5", "partition.sizes=[60, 50, 70, 40, 50]", f"partition.names={NAMES}")
+    wrong = ("corruption.label_noise={Dale = 0.9}", "participation.away={Elm = [1]}")
+    run(tiny(*five, *wrong, ALL, "model.name=mlp", "training.rounds=3"), folder)
     return folder

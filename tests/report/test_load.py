@@ -9,30 +9,23 @@ from functools import partial
 import pytest
 
 import fedmerit as fm
-from fedmerit.config import from_dict
 from fedmerit.errors import LedgerError, StoreError
 from fedmerit.identity import exact, number
 from fedmerit.ledger.chain import Ledger
 from fedmerit.report.source import read_source
 from fedmerit.simulation.run import run
 from runs import records_of, run_in
-from tiny import losing
+from tiny import losing, tiny
 
-SETTINGS = {
-    "data": {"test_size": 50},
-    "partition": {"scheme": "sizes", "sizes": [60, 50, 70, 40], "names": ["<i>A", "B", "C", "D"]},
-    "model": {"name": "network:tiny"},
-    "training": {"rounds": 3, "local_epochs": 1, "batch_size": 16},
-    "participation": {"away": {"C": [2]}},
-}
+NAMED = ("partition.names=['<i>A', 'B', 'C', 'D']", "scoring.utilities=['expected-accuracy']")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     home = tmp_path_factory.mktemp("load")
     for method in ("reports", "settled"):
-        overrides = [f"scoring.method={method}", "secure_aggregation.enabled=false"]
-        run(from_dict(SETTINGS, overrides), home / method)
+        plain = (f"scoring.method={method}", "secure_aggregation.enabled=false")
+        run(tiny(*NAMED, *plain, "training.rounds=3", "participation.away={C = [2]}"), home / method)
     return home
 
 
@@ -116,9 +109,8 @@ def test_a_score_file_that_was_changed_is_noted_and_not_read(runs, tmp_path):
 
 def test_a_run_without_a_score_says_so(tmp_path):
     lost = dict.fromkeys(("B", "C"), "1:masked")
-    settings = {**SETTINGS, "participation": {}, "training": {"rounds": 1}}
     with losing(lost):
-        run(from_dict(settings, ["scoring.method=reports"]), tmp_path / "run")
+        run(tiny(*NAMED, "training.rounds=1"), tmp_path / "run")
     with pytest.raises(StoreError, match="no round was scored"):
         fm.load(tmp_path / "run")
 

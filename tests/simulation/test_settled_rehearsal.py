@@ -114,16 +114,6 @@ def test_the_paid_score_is_beside_the_others_in_every_file(ran):
     assert not any(line.code == "files" for line in verify_folder(folder))
 
 
-def test_a_gradient_is_computed_once_for_server_and_members(tmp_path):
-    config = settled(PLAIN)
-    with Folder(tmp_path / "run", config) as opened:
-        rehearsal = Rehearsal(config, opened)
-        rehearsal.run()
-    tried = {one.round: one.points for one in book(tmp_path / "run").account.manifest.rounds}
-    expected = sum(1 if points == 3 else 2 for points in tried.values())
-    assert rehearsal.coordinator.gradient.computed == expected
-
-
 def test_no_more_gradients_are_kept_than_asked_for():
     federation = prepare(settled(PLAIN))
     shown, first = federation.pool.settlement(), federation.first
