@@ -18,14 +18,16 @@ from fedmerit.ledger.chain import Ledger
 from fedmerit.protocol.member import REFUSED, Participant
 from fedmerit.protocol.messages import EXCHANGES, Ask
 from fedmerit.protocol.settler import SETTLING
-from fedmerit.protocol.terms import FLOWER, cautious, check_roster, proposed
+from fedmerit.protocol.terms import FLOWER, cautious, check_roster, proposed, refuse_rehearsal
 from fedmerit.secagg.messages import to_broadcast
 from fedmerit.storage.member_state import MemberFiles
-from linear_federation import LIAR, Federation
+from ledgers import pool_of
+from linear_federation import LIAR, Federation, data
 from raising import raises
 from refusals import refused
 from runs import first_body
 from states import names_in
+from wire import said_in, told
 
 NAMES = tuple(f"client-{i}" for i in range(4))
 
@@ -59,6 +61,9 @@ def over(federation):
         ("report", lambda b: b.update(sum=b["sum"][:-1]), "sum: expected 12 numbers"),
         ("report", lambda b: b.update(sum=b["sum"].astype(float)), "sum: expected 12 numbers"),
         ("report", lambda b: b.update(salts=b["salts"][:-1]), "of salt each"),
+        ("report", lambda b: b.update(salts=b["salts"].astype(float)), "salts of a test slice must be bytes"),
+        ("report", lambda b: b.update(y=b["y"][:-1]), "as many samples as labels"),
+        ("report", lambda b: b.update(slice=None), "a test slice without its place"),
         ("share", lambda b: b.update(list=b"FMB1"), "bytes that no member or server writes"),
         (
             "advertise",
@@ -92,20 +97,80 @@ def test_settings_that_are_not_those_of_their_hash_are_refused_with_a_reason(fed
     assert error.stage == "join"
 
 
-def test_roster_weights_are_those_of_the_members_own_roster(tmp_path):
+def test_roster_names_and_weights_are_those_of_the_members_own_roster(tmp_path):
     """A server that weighs one member a million times more would read its update from the sum."""
-    roster = Federation(tmp_path, weights=dict.fromkeys(NAMES, 1.0)).roster
-    for weights, good in (
-        (dict.fromkeys(NAMES, 1.0), True),
-        ({**dict.fromkeys(NAMES, 1e-12), LIAR: 1.0}, False),
+    equal = dict.fromkeys(NAMES, 1.0)
+    roster = Federation(tmp_path, weights=equal).roster
+    own = roster.hash.hex()
+
+    def check(weights, hashed=own):
+        settings = {"partition": {"names": [*weights]}, "training": {"weights": weights}}
+        check_roster({"roster": hashed}, from_dict(settings), roster)
+
+    check(equal)
+    for false in (
+        ({**dict.fromkeys(NAMES, 1e-12), LIAR: 1.0},),
+        ({**equal, "nobody": 1.0},),
+        (equal, "00" * 32),
     ):
-        training = {"weights": weights}
-        config = from_dict({"partition": {"names": list(roster.names)}, "training": training})
-        if good:
-            check_roster({"roster": roster.hash.hex()}, config, roster)
-        else:
-            with refused(BindingError):
-                check_roster({"roster": roster.hash.hex()}, config, roster)
+        with refused(BindingError):
+            check(*false)
+
+
+@pytest.mark.parametrize("count", [9, 10])
+def test_nobody_reports_on_few_samples(tmp_path, count):
+    """A report on fewer would tell more of an update than a score needs."""
+    federation = Federation(tmp_path, rounds=1, ledger=False)
+    federation.pool = pool_of(*data("test", count), key=b"k" * 32)
+    assert len(federation.run().rounds[0].reports) == (4 if count == 10 else 0)
+
+
+def test_nobody_reports_without_a_test_slice(federation, caplog):
+    """As if the pool stayed shut until the end."""
+
+    def shut(name, ask):
+        if (name, ask.exchange) == (LIAR, "report"):
+            return told(ask, {**said_in(ask), "slice": None}, {"sum": ask.arrays["sum"]})
+        return None
+
+    federation.before.append(shut)
+    federation.run()
+    assert {*federation.rounds[0].reports} == {*NAMES} - {LIAR}
+    assert "whose pool stays shut" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"secure_aggregation": {"enabled": False}},
+        {"scoring": {"truth": ["shapley"]}},
+        {"training": {"weights": "scores"}},
+    ],
+)
+def test_no_owner_can_accept_what_only_a_rehearsal_may(settings):
+    """One that looks at plain updates, or weighs members by scores that everybody would have to see."""
+    names = {"partition": {"names": [*NAMES]}}
+    refuse_rehearsal({}, from_dict(names), [FLOWER])
+    with refused(RefusedError):
+        refuse_rehearsal({}, from_dict(names | settings), [FLOWER])
+
+
+def test_messages_out_of_order_are_refused(federation):
+    """Of a round that is over, not begun or none of the run, and of a run that the member did not join."""
+    with federation.begun():
+        federation.round(1)
+        asks, keys = federation.asked(LIAR), {"members": [*NAMES]}
+        for ask in (
+            Ask("advertise", federation.run_id, 1, keys),
+            Ask("advertise", federation.run_id, 3, keys),
+            replace(asks["report", 1], round=2),
+            replace(asks["unmask", 1], round=9),
+            Ask("close", federation.run_id, 3, {"head": "0" * 64}),
+            replace(asks["share", 1], run="ab" * 16),
+        ):
+            with refused(RefusedError, logged=True):
+                federation.ask(LIAR, ask)
+        assert federation.round(2) is not None
 
 
 def test_a_model_that_is_not_the_last_one_is_not_trained(federation):
