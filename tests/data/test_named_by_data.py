@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from command_line import call
-from fedmerit.config import from_dict, load, recorded_hash, written
+from fedmerit.config import as_toml, from_dict, load, recorded_hash
 from fedmerit.data import load as load_data
 from fedmerit.data import save
 from fedmerit.errors import ConfigError, DataError, LedgerError, StoreError
@@ -53,10 +53,7 @@ def small(path, **partition):
 
 
 def write_toml(path, raw):
-    lines = []
-    for section, values in raw.items():
-        lines += [f"[{section}]", *(f"{key} = {written(value)}" for key, value in values.items())]
-    path.write_text("\n".join(lines), encoding="utf-8")
+    path.write_text(as_toml(raw), encoding="utf-8")
     return path
 
 

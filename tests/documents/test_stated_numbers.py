@@ -113,13 +113,10 @@ def test_the_recommended_choice_departs_from_the_defaults_where_it_says_so():
 
 def test_the_limits_of_a_member_are_as_the_pages_state_them():
     text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    (runs,) = re.findall(r"^\| runs of one roster .*, within 30 days \| (\d+) \|", text, re.MULTILINE)
-    (gigabytes, millions) = re.findall(
-        r"^\| bytes stored of one run \| (\d+) GiB, enough for two rounds of (\d+) million",
-        text,
-        re.MULTILINE,
-    )[0]
-    (stored,) = re.findall(r"^\| runs stored \| (\d+) \|", text, re.MULTILINE)
+    (runs,) = re.findall(r"^\| runs of one roster .*, within 30 days \| (\d+) \|", text, re.M)
+    stored_of_one = r"^\| bytes stored of one run \| (\d+) GiB, enough for two rounds of (\d+) million"
+    ((gigabytes, millions),) = re.findall(stored_of_one, text, re.M)
+    (stored,) = re.findall(r"^\| runs stored \| (\d+) \|", text, re.M)
     assert (int(runs), MONTH) == (RUNS_A_MONTH, 30 * 86_400)
     assert (int(gigabytes) * 2**30, int(stored)) == (DISK, MOST_RUNS)
     assert 2 * 8 * int(millions) * 10**6 < DISK  # M0 and the update, as float32
