@@ -370,7 +370,7 @@ def test_no_cosine_is_told_and_none_is_made_up(federation):
 # --------------------------------------------------------------- what anybody who made up a server can send
 
 
-SITE = "Site 1"
+SITE = "client-0"
 
 
 class Server:
@@ -393,23 +393,18 @@ class Server:
 
 
 @pytest.fixture
-def files(tmp_path):
-    return Federation(tmp_path, [SITE, "Site 2", "Site 3", "Site 4"], rounds=3, files=True).run().home
+def server(finished):
+    return Server(finished)
 
 
 @pytest.fixture
-def server(files):
-    return Server(files)
-
-
-@pytest.fixture
-def member(files, server):
-    path = files / f"{SITE}.pem"
+def member(finished, server):
+    path = finished / f"{SITE}.pem"
     identity = load_key(path)
     return Participant(SITE, identity, server.roster, partial(MemberFiles, path, identity), lambda *_: None)
 
 
-def test_an_invitation_with_a_key_of_thousands_of_parts_costs_little(files, server, member):
+def test_an_invitation_with_a_key_of_thousands_of_parts_costs_little(finished, server, member):
     text = server.terms["config"] + "\n[data.options]\n" + "a." * 8000 + "a = 1"
     invitation = server.invitation(config=text)
     tracemalloc.start()
@@ -419,7 +414,7 @@ def test_an_invitation_with_a_key_of_thousands_of_parts_costs_little(files, serv
         assert tracemalloc.get_traced_memory()[1] < 100 * len(invitation)
     finally:
         tracemalloc.stop()
-    assert not (files / f"{SITE}.pem.state" / server.run).exists()
+    assert not (finished / f"{SITE}.pem.state" / server.run).exists()
 
 
 @pytest.mark.parametrize(
