@@ -329,12 +329,6 @@ def test_there_is_no_interval_without_errors_or_without_shares():
     assert share_intervals(undefined, shares(undefined, on_undefined="equal")) is None
 
 
-def test_intervals_of_two_thousand_members():
-    s = scored(np.random.default_rng(0).normal(1, 0.2, 2000), [0.1] * 2000)
-    low, high = share_intervals(s, shares(s))["m0"]
-    assert 0 <= low < high < 0.002
-
-
 def test_intervals_cover_in_a_small_simulation(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "experiments"))
     from share_coverage import Cell, coverage

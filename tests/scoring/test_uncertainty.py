@@ -235,17 +235,6 @@ def test_too_many_groups_are_refused():
         largest_groups(*pairs_apart(150))
 
 
-def test_ten_thousand_clients():
-    generator = np.random.default_rng(0)
-    raw = generator.normal(size=10_000)
-    s = scored(raw, np.full(10_000, 0.05), tuple(f"c{i}" for i in range(10_000)))
-    start = time.process_time()
-    ranks = rank_intervals(s)
-    assert time.process_time() - start < 1
-    assert (ranks[:, 1] - ranks[:, 0]).mean() < 5000
-    assert (ranks[:, 0] <= s.ranks()).all()
-
-
 TRUTH = np.array([-0.5, 0.0, 0.0, 0.4, 0.8, 0.8, 1.5])
 
 
