@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -174,15 +175,16 @@ class Participant(Signatory):
     def _answer(
         self, ask: Ask, state: MemberState, agreed: Agreed, head: bytes, work: Callable[[], Work] | None
     ) -> bytes:
-        if ask.exchange == "advertise":
-            return self._keys_for(ask.round, state, agreed, ask.body.members, ask.run)
-        if ask.exchange == "report":
-            return self._report(ask, state, agreed, hashlib.sha256(head).digest())
-        if ask.exchange == "close":
-            return self._close(ask, state, agreed)
         if ask.exchange in SETTLING:
             return Settler(self, state, agreed, ask.run, head).answer(ask)
-        return self._stage(ask, state, agreed, work)
+        contributor = Contributor(self, state, agreed, ask)
+        if ask.exchange == "advertise":
+            return contributor.keys(ask.round, ask.body.members)
+        if ask.exchange == "report":
+            return contributor.report(hashlib.sha256(head).digest())
+        if ask.exchange == "close":
+            return contributor.close()
+        return contributor.stage(work)
 
     # ----------------------------------------------------------------------------------------- the exchanges
 
@@ -214,7 +216,7 @@ class Participant(Signatory):
         body = join_body(ask.run, address, terms, pool, server, run_config=self.run_config)
         signature = self.sign("join", body)
         if (agreed := state.get(memory.TERMS)) is None:
-            self._check_pins(ask.run, terms, config, state)
+            self.check_pins(ask.run, terms, config, state)
             with self._joining("cannot keep another run; its own log says why"):
                 state.open()
                 if between:
@@ -235,7 +237,7 @@ class Participant(Signatory):
                 "signed (fedmerit keys propose, sign, adopt); another federation needs another key"
             )
 
-    def _check_pins(
+    def check_pins(
         self, run: str, terms: Mapping[str, Any], config: Config, state: MemberState
     ) -> Lineage | None:
         """Raise RefusedError if this run conflicts with earlier ones; return None in a rehearsal."""
@@ -258,129 +260,6 @@ class Participant(Signatory):
             log.warning("%s does not join: %s", self.name, error)
             raise RefusedError(refusal, logged=True) from None
 
-    def _keys_for(
-        self, number: int, state: MemberState, agreed: Agreed, members: Sequence[str], run: str
-    ) -> bytes:
-        """Return fresh keys for a round; refuse if this member has gone beyond keys and shares in it."""
-        setting = self._setting(number, agreed, members, run)
-        if _is_past(state, number):
-            raise RefusedError("takes part in no round after the last one")
-        if number < (state.get(memory.FLOOR) or 0):
-            raise RefusedError("is further than this round")
-        before = self.client(state, number)
-        if before is not None and (before.stage not in ("share", "masked") or _began(state, number)):
-            raise RefusedError("is past this stage of the round")
-        client = self._new_client(setting, agreed, state)
-        message = client.advertise()
-        self._keep(state, client)
-        self._end_rounds(state, agreed, before=number - KEPT_ROUNDS)
-        return message
-
-    def _end_rounds(self, state: MemberState, agreed: Agreed, *, before: int) -> None:
-        """Take no further part in rounds before this one; delete what is stored of them and not needed."""
-        if before > (state.get(memory.FLOOR) or 0):
-            state.put(memory.FLOOR, before)
-            state.drop_rounds(before=before, keep=memory.KEPT if agreed.config.settles else ())
-
-    def _setting(self, number: int, agreed: Agreed, members: Sequence[str], run: str) -> Setting:
-        config = agreed.config
-        if not 1 <= number <= config.training.rounds:
-            raise BindingError(f"there are {config.training.rounds} rounds, got round {number}")
-        least = least_scheduled(config)
-        if len(members) < least:
-            raise RefusedError(f"scheduled with {len(members)} members, but at least {least} were agreed on")
-        return agreed.setting(run, number, members, self.roster)
-
-    def _stage(self, ask: Ask, state: MemberState, agreed: Agreed, work: Callable[[], Work] | None) -> bytes:
-        """Answer one stage of secure aggregation."""
-        if (client := self.client(state, ask.round)) is None:
-            raise BindingError(f"has no state of round {ask.round}")
-        due: str = "masked" if ask.exchange == "train" else ask.exchange
-        if client.stage != due:
-            raise BindingError(f"asked for {due}, but {client.stage} is due")
-        if _is_past(state, ask.round):
-            raise RefusedError("takes part in no round after the last one")
-        if due == "masked":
-            client.readable(ask.body.list)  # fail on unreadable bytes before training
-            if work is None or _began(state, ask.round):
-                raise RefusedError("trains once per round, and only with a model to train")
-        message = self._attempt(ask, state, agreed, client, work if due == "masked" else None)
-        self._keep(state, client)
-        if self.masked:
-            state.add_kept(
-                kept_line(ask.round, "trained", client.task.m0_hash.hex()),
-                kept_line(ask.round, "masked", json.dumps(self.name), client.sent),
-                *(kept_line(ask.round, "complained", [self.name, dealer]) for dealer in client.complaints),
-            )
-            for dealer in client.complaints:
-                self.warn("%s complains in round %d: %s dealt a bad share", self.name, ask.round, dealer)
-        elif due == "unmask" and client.stage == "done":
-            state.add_kept(kept_line(ask.round, "released", client.survivors))
-            if agreed.config.settles:
-                state.put(memory.SUMMED, [*(state.get(memory.SUMMED) or ()), ask.round])
-        return message
-
-    def _attempt(
-        self,
-        ask: Ask,
-        state: MemberState,
-        agreed: Agreed,
-        client: PlainClient,
-        work: Callable[[], Work] | None,
-    ) -> bytes:
-        """Return the message of a stage, or the one of a member that leaves, which does not say why."""
-        self.masked, self.declined = False, ""
-        try:
-            if work is None:
-                return client.handle(ask.body.list)
-            message = self._mask(ask, state, agreed, client, work())
-            self.masked = True
-            return message
-        except MessageError:
-            raise
-        except (ProtocolError, StoreError) as error:
-            self.warn("%s leaves round %d: %s", self.name, ask.round, error)
-            if isinstance(error, RefusedError) and error.code == "stale-state":
-                state.known.stopped = str(error)
-            self.declined = str(error)
-        except Exception as error:  # user code: the server is not told why it failed
-            if self.rehearsal:
-                raise
-            log.exception("%s leaves round %d", self.name, ask.round)
-            self.declined = str(error)
-        return client.decline()
-
-    def _mask(
-        self,
-        ask: Ask,
-        state: MemberState,
-        agreed: Agreed,
-        client: PlainClient,
-        work: Work,
-    ) -> bytes:
-        """Train, and return the masked update."""
-        config, m0_hash = agreed.config, work.m0_hash
-        last, moves = state.last(memory.REPORT, ask.round), agreed.terms.get("optimiser")
-        if last is not None and last.round == ask.round - 1 and not moves and m0_hash != last.m:
-            raise BindingError("M0 is not the M of the round before")
-        state.room(8 * work.m0.size)
-        lineage = self._check_pins(ask.run, agreed.terms, config, state)
-        if lineage is not None:
-            lineage.begin(ask.run, config, time.time())
-            state.known.lineages[lineage_of(self.roster)] = lineage
-        state.put(memory.BEGAN.of(ask.round), m0_hash)
-        state.save()
-        trained = work.train()
-        work.check(trained, config)
-        weighted = ask.body.weights if self.rehearsal else None
-        task = task_of(config, m0_hash, work.m0.size, client.setting.members, weighted, work.extra)
-        weight = trained.samples if config.weighing == "secret" else None
-        delta = np.asarray(trained.delta, np.float32)  # as it is stored
-        message = client.masked(ask.body.list, Update(task, delta, weight, self._rounding(ask.round)))
-        state.put(memory.M0.of(ask.round), work.m0)
-        state.put(memory.UPDATE.of(ask.round), memory.TrainedUpdate(delta, trained.shape))
-        return message
-
     def contribution(self, run: str, number: int) -> Contribution:
         """Return what this member put into the sum of a round; for a rehearsal's analyses."""
         client, update = self.brought(self.state(run), number)
@@ -401,9 +280,70 @@ class Participant(Signatory):
         report = memory.GivenReport(b"", b"", number, m, slice_id, dict(sums))
         self.state(run).put(memory.REPORT.of(number), report)
 
-    def _report(self, ask: Ask, state: MemberState, agreed: Agreed, asked: bytes) -> bytes:
+
+@dataclass(frozen=True, eq=False)
+class Contributor:
+    """One member in the rounds of one run, while it answers a message."""
+
+    member: Participant
+    state: MemberState
+    agreed: Agreed
+    ask: Ask
+
+    @property
+    def config(self) -> Config:
+        return self.agreed.config
+
+    def keys(self, number: int, members: Sequence[str]) -> bytes:
+        """Return fresh keys for a round; refuse if this member has gone beyond keys and shares in it."""
+        setting, state = self._setting(number, members), self.state
+        if self._is_past(number):
+            raise RefusedError("takes part in no round after the last one")
+        if number < (state.get(memory.FLOOR) or 0):
+            raise RefusedError("is further than this round")
+        before = self.member.client(state, number)
+        if before is not None and (before.stage not in ("share", "masked") or self._began(number)):
+            raise RefusedError("is past this stage of the round")
+        client = self._new_client(setting)
+        message = client.advertise()
+        self._keep(client)
+        self._end_rounds(before=number - KEPT_ROUNDS)
+        return message
+
+    def stage(self, work: Callable[[], Work] | None) -> bytes:
+        """Answer one stage of secure aggregation."""
+        ask, state, member = self.ask, self.state, self.member
+        if (client := member.client(state, ask.round)) is None:
+            raise BindingError(f"has no state of round {ask.round}")
+        due: str = "masked" if ask.exchange == "train" else ask.exchange
+        if client.stage != due:
+            raise BindingError(f"asked for {due}, but {client.stage} is due")
+        if self._is_past(ask.round):
+            raise RefusedError("takes part in no round after the last one")
+        if due == "masked":
+            client.readable(ask.body.list)  # fail on unreadable bytes before training
+            if work is None or self._began(ask.round):
+                raise RefusedError("trains once per round, and only with a model to train")
+        message = self._attempt(client, work if due == "masked" else None)
+        self._keep(client)
+        if member.masked:
+            state.add_kept(
+                kept_line(ask.round, "trained", client.task.m0_hash.hex()),
+                kept_line(ask.round, "masked", json.dumps(member.name), client.sent),
+                *(kept_line(ask.round, "complained", [member.name, dealer]) for dealer in client.complaints),
+            )
+            for dealer in client.complaints:
+                member.warn("%s complains in round %d: %s dealt a bad share", member.name, ask.round, dealer)
+        elif due == "unmask" and client.stage == "done":
+            state.add_kept(kept_line(ask.round, "released", client.survivors))
+            if self.config.settles:
+                state.put(memory.SUMMED, [*(state.get(memory.SUMMED) or ()), ask.round])
+        return message
+
+    def report(self, asked: bytes) -> bytes:
         """Answer one request per round; repeat the answer if asked again. Another one would reveal more."""
-        (client, update), m0 = self.brought(state, ask.round), state.get(memory.M0.of(ask.round))
+        ask, state, member = self.ask, self.state, self.member
+        (client, update), m0 = member.brought(state, ask.round), state.get(memory.M0.of(ask.round))
         if client.stage != "done" or m0 is None:
             raise BindingError("has nothing to report on")
         if (before := state.get(memory.REPORT.of(ask.round))) is not None and before.asked == asked:
@@ -416,36 +356,109 @@ class Participant(Signatory):
         contribution = Contribution.of(client.words(update.delta), task.encoding)
         try:
             told = ask.told(task.encoding.words)
-            self._check_told(told, agreed, client)
+            self._check_told(told, client)
             outcome = told.outcome(m0, task)
-            outcome.check(self.name, weight, task.encoding)
+            outcome.check(member.name, weight, task.encoding)
         except FedmeritError as error:
             state.put(memory.LEFT, str(error))
             state.save()
             raise
-        scorer = self._scorer(state, agreed, ask.round, update.shape)
-        report = scorer.report(m0, outcome, contribution, weight, solo=self.solo, direction=self.rehearsal)
+        scorer = self._scorer(update.shape)
+        report = scorer.report(
+            m0, outcome, contribution, weight, solo=member.solo, direction=member.rehearsal
+        )
         body = report.body(ask.run)
-        following = self._next_keys(ask, state, agreed) if self.early else b""
-        reply = pack(ReportAnswer(canonical(body), self.sign("report", body), following))
+        following = self._next_keys() if member.early else b""
+        reply = pack(ReportAnswer(canonical(body), member.sign("report", body), following))
         state.add_kept(
             kept_line(ask.round - 1, outcome.head),
             kept_line(ask.round, "report", commitment(body).hex(), outcome.commitment),
         )
         sums = ask.round, outcome.bound_to["m"], scorer.totals_on, scorer.totals
         state.put(memory.REPORT.of(ask.round), memory.GivenReport(asked, reply, *sums))
-        if agreed.config.settles:
+        if self.config.settles:
             state.put(memory.SIGNED.of(ask.round), dict(outcome.bound_to))
         if told.slice is not None:
-            self.remember_samples(state, agreed, samples_in(told.slice))
-        self._end_rounds(state, agreed, before=ask.round)
+            member.remember_samples(state, self.agreed, samples_in(told.slice))
+        self._end_rounds(before=ask.round)
         return reply
 
-    def _check_told(self, told: Told, agreed: Agreed, client: PlainClient) -> None:
+    def close(self) -> bytes:
+        """Sign the last head of the ledger, and no other."""
+        ask, last = self.ask, memory.SignedHead(self.ask.round, self.ask.body.head)
+        if not 1 <= ask.round <= self.config.training.rounds:
+            raise BindingError(f"there are {self.config.training.rounds} rounds, got round {ask.round}")
+        if (seen := self.state.get(memory.SEEN)) is None:
+            self.state.put(memory.SEEN, last)
+            self.state.add_kept(kept_line(last.round, last.head))
+        elif seen != last:
+            raise RefusedError("has signed a different last head")
+        return self.member.sign("seen", {"run": ask.run, "round": last.round, "head": last.head})
+
+    # ------------------------------------------------------------------------------------------- inner parts
+
+    def _setting(self, number: int, members: Sequence[str]) -> Setting:
+        if not 1 <= number <= self.config.training.rounds:
+            raise BindingError(f"there are {self.config.training.rounds} rounds, got round {number}")
+        least = least_scheduled(self.config)
+        if len(members) < least:
+            raise RefusedError(f"scheduled with {len(members)} members, but at least {least} were agreed on")
+        return self.agreed.setting(self.ask.run, number, members, self.member.roster)
+
+    def _attempt(self, client: PlainClient, work: Callable[[], Work] | None) -> bytes:
+        """Return the message of a stage, or the one of a member that leaves, which does not say why."""
+        member, number = self.member, self.ask.round
+        member.masked, member.declined = False, ""
+        try:
+            if work is None:
+                return client.handle(self.ask.body.list)
+            message = self._mask(client, work())
+            member.masked = True
+            return message
+        except MessageError:
+            raise
+        except (ProtocolError, StoreError) as error:
+            member.warn("%s leaves round %d: %s", member.name, number, error)
+            if isinstance(error, RefusedError) and error.code == "stale-state":
+                self.state.known.stopped = str(error)
+            member.declined = str(error)
+        except Exception as error:  # user code: the server is not told why it failed
+            if member.rehearsal:
+                raise
+            log.exception("%s leaves round %d", member.name, number)
+            member.declined = str(error)
+        return client.decline()
+
+    def _mask(self, client: PlainClient, work: Work) -> bytes:
+        """Train, and return the masked update."""
+        ask, state, member, config = self.ask, self.state, self.member, self.config
+        last, moves = state.last(memory.REPORT, ask.round), self.agreed.terms.get("optimiser")
+        if last is not None and last.round == ask.round - 1 and not moves and work.m0_hash != last.m:
+            raise BindingError("M0 is not the M of the round before")
+        state.room(8 * work.m0.size)
+        lineage = member.check_pins(ask.run, self.agreed.terms, config, state)
+        if lineage is not None:
+            lineage.begin(ask.run, config, time.time())
+            state.known.lineages[lineage_of(member.roster)] = lineage
+        state.put(memory.BEGAN.of(ask.round), work.m0_hash)
+        state.save()
+        trained = work.train()
+        work.check(trained, config)
+        weighted = ask.body.weights if member.rehearsal else None
+        task = task_of(config, work.m0_hash, work.m0.size, client.setting.members, weighted, work.extra)
+        weight = trained.samples if config.weighing == "secret" else None
+        delta = np.asarray(trained.delta, np.float32)  # as it is stored
+        rounding = None if member.seed is None else seed_from(member.seed, "rounding", ask.round, member.name)
+        message = client.masked(ask.body.list, Update(task, delta, weight, rounding))
+        state.put(memory.M0.of(ask.round), work.m0)
+        state.put(memory.UPDATE.of(ask.round), memory.TrainedUpdate(delta, trained.shape))
+        return message
+
+    def _check_told(self, told: Told, client: PlainClient) -> None:
         """Raise unless what is told fits the sum, the M0 and the test pool that this member knows."""
-        if (told.slice is None) != (agreed.config.scoring.method == "settled"):
+        if (told.slice is None) != (self.config.scoring.method == "settled"):
             raise BindingError("told a test slice in a run whose pool stays shut, or none in another")
-        if told.slice is not None and len(told.slice.y) < LEAST_SAMPLES and not self.rehearsal:
+        if told.slice is not None and len(told.slice.y) < LEAST_SAMPLES and not self.member.rehearsal:
             raise MessageError(
                 f"expected at least {LEAST_SAMPLES} test samples: a report on fewer reveals too much"
             )
@@ -454,79 +467,67 @@ class Participant(Signatory):
         if told.m0_hash != client.task.m0_hash.hex():
             raise BindingError("the server's M0 is not ours")
         if told.slice is not None:
-            told.slice.verify(agreed.commitment, told.round)
+            told.slice.verify(self.agreed.commitment, told.round)
 
-    def _scorer(self, state: MemberState, agreed: Agreed, number: int, shape: Any) -> Scorer:
+    def _scorer(self, shape: Any) -> Scorer:
         """Return the member's side of scoring, with the sums stored with its last report."""
-        scoring = agreed.config.scoring
-        evaluate = self.evaluator(shape, scoring.utilities)
+        scoring = self.config.scoring
+        evaluate = self.member.evaluator(shape, scoring.utilities)
         if not isinstance(evaluate, Evaluations):
             evaluate = Evaluations(evaluate)
-        sampling = Sampling(agreed.balanced)
-        scorer = Scorer(self.name, evaluate, scoring.game, sampling)
-        if (last := state.last(memory.REPORT, number)) is not None:
+        scorer = Scorer(self.member.name, evaluate, scoring.game, Sampling(self.agreed.balanced))
+        if (last := self.state.last(memory.REPORT, self.ask.round)) is not None:
             scorer.totals_on, scorer.totals = last.totals_on, {**last.totals}
         return scorer
 
-    def _next_keys(self, ask: Ask, state: MemberState, agreed: Agreed) -> bytes:
+    def _next_keys(self) -> bytes:
         """Return keys for the next round, or empty bytes if this member is not in it or refuses it.
 
         A problem with the next round says nothing about this one, so the member reports all the same.
         """
+        following, members = self.ask.round + 1, self.ask.body.next
         try:
-            if self.name not in ask.body.next:
-                return b""
-            return self._keys_for(ask.round + 1, state, agreed, ask.body.next, ask.run)
+            return self.keys(following, members) if self.member.name in members else b""
         except ProtocolError as error:
-            log.warning("%s gives no keys for round %d: %s", self.name, ask.round + 1, error)
+            log.warning("%s gives no keys for round %d: %s", self.member.name, following, error)
             return b""
 
-    def _close(self, ask: Ask, state: MemberState, agreed: Agreed) -> bytes:
-        last = memory.SignedHead(ask.round, ask.body.head)
-        if not 1 <= ask.round <= agreed.config.training.rounds:
-            raise BindingError(f"there are {agreed.config.training.rounds} rounds, got round {ask.round}")
-        if (seen := state.get(memory.SEEN)) is None:
-            state.put(memory.SEEN, last)
-            state.add_kept(kept_line(last.round, last.head))
-        elif seen != last:
-            raise RefusedError("has signed a different last head")
-        return self.sign("seen", {"run": ask.run, "round": last.round, "head": last.head})
-
-    # --------------------------------------------------------------------------------------------- internals
-
-    def _new_client(self, setting: Setting, agreed: Agreed, state: MemberState) -> PlainClient:
-        if self.identity is None or not agreed.config.secure_aggregation.enabled:
-            return PlainClient(setting, self.name, released=state.known.released)
+    def _new_client(self, setting: Setting) -> PlainClient:
+        member, known = self.member, self.state.known
+        if member.identity is None or not self.config.secure_aggregation.enabled:
+            return PlainClient(setting, member.name, released=known.released)
         from fedmerit.secagg.client import Client
 
-        tokens = state.known.lineage(self.roster).peers
-        keys = {member.name: member.key.hex() for member in self.roster.members}
+        tokens = known.lineage(member.roster).peers
+        keys = {one.name: one.key.hex() for one in member.roster.members}
         return Client(
-            *(setting, self.name, self.identity),
-            released=state.known.released,
-            counter=state.counter,
+            *(setting, member.name, member.identity),
+            released=known.released,
+            counter=self.state.counter,
             peers={name: tokens[key] for name, key in keys.items() if key in tokens},
         )
 
-    def _keep(self, state: MemberState, client: PlainClient) -> None:
+    def _keep(self, client: PlainClient) -> None:
         """Set what must never be done again, and the client: written before the answer leaves."""
-        state.known.released = client.released
-        state.put(memory.CLIENT.of(client.setting.round), client)
-        lineage = state.known.lineage(self.roster)
-        tokens = client.tokens
-        learnt = {self.roster.key(peer).hex(): tokens[peer] for peer in client.survivors if peer in tokens}
+        known, roster, tokens = self.state.known, self.member.roster, client.tokens
+        known.released = client.released
+        self.state.put(memory.CLIENT.of(client.setting.round), client)
+        lineage = known.lineage(roster)
+        learnt = {roster.key(peer).hex(): tokens[peer] for peer in client.survivors if peer in tokens}
         if lineage.learn(learnt):
-            state.known.lineages[lineage_of(self.roster)] = lineage
+            known.lineages[lineage_of(roster)] = lineage
 
-    def _rounding(self, number: int) -> int | None:
-        return None if self.seed is None else seed_from(self.seed, "rounding", number, self.name)
+    def _end_rounds(self, *, before: int) -> None:
+        """Take no further part in rounds before this one; delete what is stored of them and not needed."""
+        if before > (self.state.get(memory.FLOOR) or 0):
+            self.state.put(memory.FLOOR, before)
+            self.state.drop_rounds(before=before, keep=memory.KEPT if self.config.settles else ())
 
+    def _began(self, number: int) -> bool:
+        """Return whether this member has begun to train in a round."""
+        return self.state.get(memory.BEGAN.of(number)) is not None
 
-def _began(state: MemberState, number: int) -> bool:
-    """Return whether a member has begun to train in a round."""
-    return state.get(memory.BEGAN.of(number)) is not None
-
-
-def _is_past(state: MemberState, number: int) -> bool:
-    """Return whether a round is one after the last."""
-    return state.get(memory.SETTLEMENT) is not None or number > (state.get(memory.LAST) or number)
+    def _is_past(self, number: int) -> bool:
+        """Return whether a round is one after the last."""
+        opened = self.state.get(memory.SETTLEMENT) is not None
+        return opened or number > (self.state.get(memory.LAST) or number)
