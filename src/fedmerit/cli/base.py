@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import click
 import typer
 from rich.console import Console
+from typer import Option
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from fedmerit.config import VERSION
@@ -148,19 +149,13 @@ err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=
 
 
 Title = Annotated[
-    str | None,
-    typer.Option(help="Title of page, decision and statements.", show_default="as in the settings"),
+    str | None, Option(help="Title of page, decision and statements.", show_default="as in the settings")
 ]
-Date = Annotated[
-    str | None, typer.Option(help="A day such as 2026-11-30.", show_default="that of the decision")
-]
+Date = Annotated[str | None, Option(help="A day such as 2026-11-30.", show_default="that of the decision")]
 Currency = Annotated[
-    str | None,
-    typer.Option(help="A code such as EUR, or a sign such as $.", show_default="as in the settings"),
+    str | None, Option(help="A code such as EUR, or a sign such as $.", show_default="as in the settings")
 ]
-Language = Annotated[
-    Literal["en", "de"] | None, typer.Option(help="Of page and statements.", show_default="en")
-]
+Language = Annotated[Literal["en", "de"] | None, Option(help="Of page and statements.", show_default="en")]
 
 
 def heading_of(currency: str | None, **parts: str | None) -> Heading:
@@ -176,15 +171,15 @@ def heading_of(currency: str | None, **parts: str | None) -> Heading:
         fail(f"--{error}")
 
 
-PlainFormat = Annotated[Literal["table", "json"], typer.Option("--format", help="Output format.")]
+PlainFormat = Annotated[Literal["table", "json"], Option("--format", help="Output format.")]
 Force = Annotated[
-    bool, typer.Option("--force", help="Overwrite any file that is there, even if fedmerit did not write it.")
+    bool, Option("--force", help="Overwrite any file that is there, even if fedmerit did not write it.")
 ]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Override: section.key=value, repeatable.")]
+Set = Annotated[list[str] | None, Option("--set", help="Override: section.key=value, repeatable.")]
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def version(show: Annotated[bool, Option("--version", help="Print the version.")] = False) -> None:
     """Who contributed what in a federation, without anyone seeing anyone's model update."""
     if show:
         out.print(f"fedmerit {VERSION}")

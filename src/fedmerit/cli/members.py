@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from fedmerit.cli.base import Commands, app, fail, out
 
@@ -20,9 +21,9 @@ app.add_typer(keys_app, name="keys")
 
 @keys_app.command("new")
 def keys_new(
-    path: Annotated[Path, typer.Argument(help="Where to write the private key (mode 600).")],
+    path: Path,
     server: Annotated[
-        bool, typer.Option("--server", help="Make the server's key, and say what to do with it.")
+        bool, Option("--server", help="Make the server's key, and say what to do with it.")
     ] = False,
 ) -> None:
     """Make an identity key, and print the public key for the roster.
@@ -42,10 +43,8 @@ def keys_new(
 
 @keys_app.command("show")
 def keys_show(
-    path: Annotated[Path, typer.Argument(help="The private key.", metavar="KEY")],
-    roster: Annotated[
-        Path | None, typer.Option(help="A roster: say under which name it has this key.")
-    ] = None,
+    path: Annotated[Path, Argument(metavar="KEY")],
+    roster: Annotated[Path | None, Option(help="A roster: say under which name it has this key.")] = None,
 ) -> None:
     """Print the public key of a private key and, with --roster, whose key it is there.
 
@@ -68,16 +67,13 @@ def keys_show(
 
 @keys_app.command("roster")
 def keys_roster(
-    path: Annotated[Path, typer.Argument(help="The roster file: written from --member, or checked.")],
-    member: Annotated[
-        list[str] | None, typer.Option(help="NAME=ed25519:PUBLICKEY[,WEIGHT], repeatable.")
-    ] = None,
+    path: Path,
+    member: Annotated[list[str] | None, Option(help="NAME=ed25519:PUBLICKEY[,WEIGHT], repeatable.")] = None,
     server: Annotated[
-        str | None, typer.Option(help="The server's public key; members refuse every other server.")
+        str | None, Option(help="The server's public key; members refuse every other server.")
     ] = None,
     quorum: Annotated[
-        int | None,
-        typer.Option(help="How many members must sign a change of it.", show_default="more than half"),
+        int | None, Option(help="How many members must sign a change of it.", show_default="more than half")
     ] = None,
 ) -> None:
     """Write or check a roster of names and public keys, and print its hash, which all members compare.
@@ -115,9 +111,9 @@ def keys_roster(
 
 @keys_app.command("propose")
 def keys_propose(
-    old: Annotated[Path, typer.Argument(help="The roster that is in use.")],
-    new: Annotated[Path, typer.Argument(help="The next roster, from `fedmerit keys roster`.")],
-    out_: Annotated[Path, typer.Option("--out", help="Where to write the change, a new file.")],
+    old: Path,
+    new: Path,
+    out_: Annotated[Path, Option("--out", help="Where to write the change, a new file.")],
 ) -> None:
     """Propose another roster in place of the one in use; its members sign the change.
 
@@ -134,9 +130,9 @@ def keys_propose(
 
 @keys_app.command("sign")
 def keys_sign(
-    path: Annotated[Path, typer.Argument(help="The proposed change.", metavar="CHANGE")],
+    path: Annotated[Path, Argument(metavar="CHANGE")],
     key: Annotated[
-        Path | None, typer.Option(help="Your private key; without it, the change is only shown.")
+        Path | None, Option(help="Your private key; without it, the change is only shown.")
     ] = None,
 ) -> None:
     """Show a proposed change of the roster and, with --key, sign it.
@@ -155,11 +151,8 @@ def keys_sign(
 
 @keys_app.command("adopt")
 def keys_adopt(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(help="The signed change, or several copies that members signed.", metavar="CHANGE..."),
-    ],
-    out_: Annotated[Path, typer.Option("--out", help="Where to write the roster, a new file.")],
+    paths: Annotated[list[Path], Argument(metavar="CHANGE...")],
+    out_: Annotated[Path, Option("--out", help="Where to write the roster, a new file.")],
 ) -> None:
     """Write the new roster, once enough members of the old one have signed the change.
 
@@ -192,7 +185,7 @@ member_app = typer.Typer(
     cls=Commands, help="What a member remembers, and what its owner allows.", no_args_is_help=True
 )
 app.add_typer(member_app, name="member")
-Key_ = Annotated[Path, typer.Argument(help="The member's private key.", metavar="KEY")]
+Key_ = Annotated[Path, Argument(metavar="KEY")]
 
 
 @member_app.command("show")
@@ -210,12 +203,9 @@ def member_show(key: Key_) -> None:
 @member_app.command("allow")
 def member_allow(
     key: Key_,
-    changes: Annotated[
-        list[str],
-        typer.Argument(help="bound, disk, runs, threshold, weight_cap or weights.", metavar="NAME=VALUE..."),
-    ],
+    changes: Annotated[list[str], Argument(metavar="NAME=VALUE...")],
     roster: Annotated[
-        Path | None, typer.Option(help="The roster, if this member knows of more than one, or of none.")
+        Path | None, Option(help="The roster, if this member knows of more than one, or of none.")
     ] = None,
 ) -> None:
     """Change what a member agrees to from run to run; only its owner decides that.
@@ -240,28 +230,28 @@ settle_app = typer.Typer(
     cls=Commands, help="Late answers of members who were away at a settlement.", no_args_is_help=True
 )
 app.add_typer(settle_app, name="settle")
-Run_ = Annotated[Path, typer.Argument(help="The run folder.", metavar="DIR")]
+Run_ = Annotated[Path, Argument(metavar="DIR")]
 Server_ = Annotated[
-    Path | None, typer.Option("--key", help="The server's private key.", show_default="DIR/keys/server.pem")
+    Path | None, Option("--key", help="The server's private key.", show_default="DIR/keys/server.pem")
 ]
 
 
 @member_app.command("state")
 def member_state(
     key: Key_,
-    messages: Annotated[Path, typer.Option(help="The run's archive/messages, or a copy of it.")],
-    roster: Annotated[Path, typer.Option(help="The member's roster.")],
-    out_: Annotated[Path, typer.Option("--out", help="Where to write what the member signs.")],
+    messages: Annotated[Path, Option(help="The run's archive/messages, or a copy of it.")],
+    roster: Annotated[Path, Option(help="The member's roster.")],
+    out_: Annotated[Path, Option("--out", help="Where to write what the member signs.")],
     gradient: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="The function that secure(..., gradient=...) was given, module:function; for a member that "
             "has not stated."
         ),
     ] = None,
     without: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="A member without whose statement or masks you agree to close the settlement, when its "
             "window is over; repeatable."
         ),
@@ -282,11 +272,7 @@ def member_state(
 
 
 @settle_app.command("add")
-def settle_add(
-    folder: Run_,
-    answers: Annotated[Path, typer.Argument(help="A member's answers, from `fedmerit member state`.")],
-    key: Server_ = None,
-) -> None:
+def settle_add(folder: Run_, answers: Path, key: Server_ = None) -> None:
     """Add the answers of a member who was away to the ledger of a run.
 
     DIR is the run folder, and ANSWERS a file that `fedmerit member state` wrote. Answers must carry their
@@ -299,12 +285,7 @@ def settle_add(
 
 @settle_app.command("close")
 def settle_close(
-    folder: Run_,
-    signed: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Answers of members who sign the end, from `fedmerit member state`."),
-    ] = None,
-    key: Server_ = None,
+    folder: Run_, signed: Annotated[list[Path] | None, Argument()] = None, key: Server_ = None
 ) -> None:
     """Close the settlement of a run when its window is over: members still awaited share the remainder.
 
@@ -330,12 +311,9 @@ def _tell(settled: Any) -> None:
 
 @app.command()
 def doctor(
-    source: Annotated[
-        Path | None, typer.Argument(help="A member's private key, or a run folder.", metavar="SOURCE")
-    ] = None,
+    source: Annotated[Path | None, Argument(metavar="SOURCE")] = None,
     ledger: Annotated[
-        Path | None,
-        typer.Option(help="For a key: a run folder; its ledger is compared with the member's heads."),
+        Path | None, Option(help="For a key: a run folder; its ledger is compared with the member's heads.")
     ] = None,
 ) -> None:
     """Check this machine: Python, optional packages, GPU, clock, disk; with SOURCE, a key or a run folder.

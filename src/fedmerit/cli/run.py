@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
+from typer import Argument, Option
 
 from fedmerit.cli import base
 from fedmerit.cli.base import app, err, fail, form_of, heading_of, out, write_json
@@ -23,13 +24,10 @@ from fedmerit.notes import Note, words
 
 @app.command()
 def page(
-    source: Annotated[
-        Path,
-        typer.Argument(help="A run folder, or a file of reports (.csv, .xlsx or .json).", metavar="SOURCE"),
-    ],
+    source: Annotated[Path, Argument(metavar="SOURCE")],
     out_: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--out",
             help="Where to write it.",
             show_default="DIR/page-TITLE-DIR.html, or FILE.html for FILE.csv",
@@ -91,13 +89,13 @@ def _renewed(folder: Path, run: Run) -> bool:
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="Settings (TOML); an empty file takes all defaults.")],
-    out_: Annotated[Path, typer.Option("--out", help="The run folder.")],
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
+    config: Path,
+    out_: Annotated[Path, Option("--out", help="The run folder.")],
+    resume: Annotated[bool, Option("--resume", help="Continue the run in that folder.")] = False,
     set_: base.Set = None,
     repeat: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=2,
             help="Train this many times, in DIR/run-1, DIR/run-2, ...: with the same data and test pool, but "
             "other first models and batch orders; then compare the runs.",
@@ -147,8 +145,7 @@ def _repeat(config: Config, folder: Path, count: int, *, resume: bool) -> None:
 
 @app.command()
 def demo(
-    out_: Annotated[Path, typer.Option("--out", help="The run folder.")] = Path("runs/demo"),
-    set_: base.Set = None,
+    out_: Annotated[Path, Option("--out", help="The run folder.")] = Path("runs/demo"), set_: base.Set = None
 ) -> None:
     """Let six hospitals train together on fashion-mini; one has noisy labels. Then one lies about its score.
 
@@ -160,7 +157,7 @@ def demo(
 
     settings, liar = from_dict(DEMO, set_ or ()), Path(f"{out_}-liar")
     for folder in filter(is_demo, (out_, liar)):  # it starts afresh, and removes only runs of its hospitals
-        if _decided(folder):
+        if "decision" in _kinds(folder):
             fail(
                 f"{folder}: holds a run with a decision, which the demo does not delete: choose another --out"
             )
@@ -197,27 +194,19 @@ PaperData = Literal["fashion-mini", "cifar10", "brain-mri", "isic2019", "pcam"]
 
 @app.command()
 def init(
-    path: Annotated[
-        Path | None,
-        typer.Argument(
-            help="Where to write it.",
-            show_default="fedmerit.toml, reports.csv with --csv, reports.xlsx, or paper.toml",
-        ),
-    ] = None,
+    path: Annotated[Path | None, Argument()] = None,
     paper: Annotated[
         PaperData | None,
-        typer.Option(
-            help="Write the paper's protocol on this dataset, not every setting.", show_default=False
-        ),
+        Option(help="Write the paper's protocol on this dataset, not every setting.", show_default=False),
     ] = None,
-    csv: Annotated[bool, typer.Option("--csv", help="Write a table of reports to fill in.")] = False,
-    xlsx: Annotated[bool, typer.Option("--xlsx", help="The same as a workbook.")] = False,
+    csv: Annotated[bool, Option("--csv", help="Write a table of reports to fill in.")] = False,
+    xlsx: Annotated[bool, Option("--xlsx", help="The same as a workbook.")] = False,
     member: Annotated[
-        list[str] | None, typer.Option(help="Of a table: a member; repeatable.", show_default="Member 1 to 3")
+        list[str] | None, Option(help="Of a table: a member; repeatable.", show_default="Member 1 to 3")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Of a table: how many rounds.", show_default="3")] = None,
+    rounds: Annotated[int | None, Option(help="Of a table: how many rounds.", show_default="3")] = None,
     delimiter: Annotated[
-        str | None, typer.Option(help="With --csv: comma, semicolon, tab or bar.", show_default="comma")
+        str | None, Option(help="With --csv: comma, semicolon, tab or bar.", show_default="comma")
     ] = None,
 ) -> None:
     """Write a commented config with every setting, for a first run; or the paper's protocol; or a table.
@@ -228,6 +217,8 @@ def init(
     spreadsheet programs in most of Europe open a CSV file with --delimiter semicolon. A file that exists is
     never overwritten.
     """
+    from fedmerit.identity import write_new
+
     if csv or xlsx:
         if paper or (csv and xlsx):
             fail("expected one of --csv, --xlsx and --paper")
@@ -238,7 +229,7 @@ def init(
         if given is not None:
             fail(f"{name}: expected together with --csv; a config has its own settings")
     path = path or Path("paper.toml" if paper else "fedmerit.toml")
-    _write_new(path, paper_config(paper) if paper else commented_config())
+    write_new(path, (paper_config(paper) if paper else commented_config()).encode())
     out.print(f"wrote {path}; next: fedmerit run {path} --out runs/{'paper' if paper else 'first'}")
     if not paper:
         out.print("your own data, model and metric: docs/bring-your-own.md and examples/bring-your-own")
@@ -250,36 +241,23 @@ def _write_template(
     """Write a table of reports to fill in."""
     from fedmerit.files.reports import REMARKS, template, template_csv
     from fedmerit.files.workbooks import workbook
+    from fedmerit.identity import write_new
 
     if path.suffix.lower() != ending:
         fail(f"{path}: expected a name that ends in {ending}")
     if delimiter and ending != ".csv":
         fail("--delimiter: expected together with --csv; a workbook has cells of its own")
     table = template(members or [f"Member {k}" for k in range(1, 4)], 3 if rounds is None else rounds)
-    as_csv = template_csv(table, form_of(delimiter).delimiter or ",")
-    _write_new(
-        path, as_csv if ending == ".csv" else workbook({"Reports": table}, notes=range(2, 2 + REMARKS))
-    )
+    if ending == ".csv":
+        write_new(path, template_csv(table, form_of(delimiter).delimiter or ",").encode())
+    else:
+        write_new(path, workbook({"Reports": table}, notes=range(2, 2 + REMARKS)))
     lines = f"{len(table) - 1 - REMARKS} lines, as the first two explain"
     out.print(f"wrote {path}: fill in {lines}; next: fedmerit score {path}")
 
 
-def _write_new(path: Path, content: str | bytes) -> None:
-    try:
-        with path.open("xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-    except FileExistsError:
-        fail(f"{path}: exists already and is not overwritten")
-    except OSError as error:
-        fail(f"{path}: cannot be written: {error.strerror}")
-
-
 @app.command()
-def plan(
-    config: Annotated[Path, typer.Argument(help="Settings (TOML).")],
-    set_: base.Set = None,
-    format: base.PlainFormat = "table",
-) -> None:
+def plan(config: Path, set_: base.Set = None, format: base.PlainFormat = "table") -> None:
     """Show what a run will cost here (models, trainings, minutes, memory, bytes) and what it can resolve.
 
     CONFIG is a file of settings (TOML), as for `fedmerit run`.
@@ -336,19 +314,25 @@ def _stoppable(folder: Path, on: str = "go on with --resume") -> Iterator[None]:
 
 def _stopped(folder: Path, on: str) -> str:
     """Return how far a run got that was stopped, and what to do next."""
-    from fedmerit.ledger.chain import Ledger
-
-    if not (folder / "config.toml").exists() or not (folder / LEDGER).exists():
+    kinds = _kinds(folder)
+    if not kinds or not (folder / "config.toml").exists():
         return "stopped before the run began; start it again"
-    planned, closed, over = of_folder(folder).training.rounds, 0, False
-    with Ledger(folder / LEDGER, read_only=True) as ledger:
-        kinds = [record.kind for record in ledger.records()]
-        closed, over = kinds.count("round"), "end" in kinds
-    if over:
+    planned, closed = of_folder(folder).training.rounds, kinds.count("round")
+    if "end" in kinds:
         return f"stopped when all {planned} rounds were over; see fedmerit score {folder}"
     if not closed:
         return f"stopped before the end of round 1 of {planned}; {on}"
     return f"stopped after round {closed} of {planned}; {on}"
+
+
+def _kinds(folder: Path) -> list[str]:
+    """Return the kinds of a ledger's records in their order; nothing if there is no ledger."""
+    from fedmerit.ledger.chain import Ledger
+
+    if not (folder / LEDGER).exists():
+        return []
+    with Ledger(folder / LEDGER, read_only=True) as ledger:
+        return [record.kind for record in ledger.records()]
 
 
 @contextmanager
@@ -398,16 +382,6 @@ def is_demo(folder: Path) -> bool:
     except ConfigError:
         return False
     return found.clients == tuple(DEMO["partition"]["names"])
-
-
-def _decided(folder: Path) -> bool:
-    """Return whether somebody decided who is paid what for a run."""
-    from fedmerit.ledger.chain import Ledger
-
-    if not (folder / LEDGER).exists():
-        return False
-    with Ledger(folder / LEDGER, read_only=True) as ledger:
-        return any(record.kind == "decision" for record in ledger.records())
 
 
 FIRST: dict[str, Any] = {
@@ -470,24 +444,22 @@ PART = 3
 
 @app.command()
 def verify(
-    source: Annotated[
-        Path, typer.Argument(help="A run folder, or an exported ledger (.jsonl).", metavar="SOURCE")
-    ],
+    source: Annotated[Path, Argument(metavar="SOURCE")],
     head: Annotated[
-        str | None, typer.Option(help="A head of the ledger that you stored: it must still be on the chain.")
+        str | None, Option(help="A head of the ledger that you stored: it must still be on the chain.")
     ] = None,
     heads: Annotated[
-        Path | None, typer.Option(help="A member's own file of heads and reports: KEY.pem.state/RUN/heads.")
+        Path | None, Option(help="A member's own file of heads and reports: KEY.pem.state/RUN/heads.")
     ] = None,
     as_: Annotated[
-        str | None, typer.Option("--as", help="Your own name: your part is shown too.", metavar="NAME")
+        str | None, Option("--as", help="Your own name: your part is shown too.", metavar="NAME")
     ] = None,
     roster: Annotated[
-        Path | None, typer.Option(help="Your roster file: the keys in the ledger must match it.")
+        Path | None, Option(help="Your roster file: the keys in the ledger must match it.")
     ] = None,
     archive: Annotated[
         Path | None,
-        typer.Option(help="The archive of a settled run (DIR/archive): recompute sums, products, verdicts."),
+        Option(help="The archive of a settled run (DIR/archive): recompute sums, products, verdicts."),
     ] = None,
     format: base.PlainFormat = "table",
 ) -> None:
@@ -526,13 +498,12 @@ def verify(
 
 @app.command()
 def export(
-    folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="DIR")],
-    out_: Annotated[Path, typer.Option("--out", help="Where to write it; a name that ends in .jsonl.")],
+    folder: Annotated[Path, Argument(metavar="DIR")],
+    out_: Annotated[Path, Option("--out", help="Where to write it; a name that ends in .jsonl.")],
     for_: Annotated[
-        str | None,
-        typer.Option("--for", help="Make the copy for this member: it holds what that member may see."),
+        str | None, Option("--for", help="Make the copy for this member: it holds what that member may see.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite any file that is there.")] = False,
+    force: Annotated[bool, Option("--force", help="Overwrite any file that is there.")] = False,
 ) -> None:
     """Write the ledger of the run folder DIR as lines of JSON, to keep, to hand out, and to verify again.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-import typer
+from typer import Argument, Option
 
 from fedmerit.cli import base
 from fedmerit.cli.base import app, err, fail, form_of, heading_of, out, write, write_json
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 
 Format_ = Annotated[
     Literal["table", "json", "csv", "xlsx"],
-    typer.Option("--format", help="Output format; xlsx is a workbook, which goes to --out."),
+    Option("--format", help="Output format; xlsx is a workbook, which goes to --out."),
 ]
-Out_ = Annotated[
-    Path | None, typer.Option("--out", help="Where to write a workbook (--format xlsx), a new file.")
-]
+Out_ = Annotated[Path | None, Option("--out", help="Where to write a workbook (--format xlsx), a new file.")]
 SummedScore = Literal["ALPHA", "LOO", "IOI", "FP", "EE", "COS", "MERIT", "PHI"]
 
 
@@ -45,25 +43,21 @@ def _number(text: str) -> float:
 def _part(help_: str, usual: str) -> Any:
     """Return an option that takes a number, as people write it."""
     shown = f"as in the run, otherwise {usual}"
-    return typer.Option(help=help_, parser=_number, metavar="NUMBER", show_default=shown)
+    return Option(help=help_, parser=_number, metavar="NUMBER", show_default=shown)
 
 
-Reports_ = Annotated[
-    Path, typer.Argument(help="Reports (.csv, .xlsx, .json), or a run folder.", metavar="SOURCE")
-]
+Reports_ = Annotated[Path, Argument(metavar="SOURCE")]
 Utility_ = Annotated[
     str | None,
-    typer.Option(
-        help="Name of the utility if the file does not say it, or the one to read if it has several."
-    ),
+    Option(help="Name of the utility if the file does not say it, or the one to read if it has several."),
 ]
 Missing_ = Annotated[
     Missing | None,
-    typer.Option(help="What a missed round counts as.", show_default="as in the run, otherwise zero"),
+    Option(help="What a missed round counts as.", show_default="as in the run, otherwise zero"),
 ]
 Score_ = Annotated[
     SummedScore | None,
-    typer.Option(
+    Option(
         help=f"The score that is summed over rounds. {_each('score-means', get_args(SummedScore))}",
         case_sensitive=False,
         show_default="PHI if the run is settled, otherwise ALPHA",
@@ -80,7 +74,7 @@ def score(
     score: Score_ = None,
     missing: Missing_ = None,
     last_round: Annotated[
-        bool, typer.Option("--last-round", help="Also print LOO, FP and EE of the last round.")
+        bool, Option("--last-round", help="Also print LOO, FP and EE of the last round.")
     ] = False,
 ) -> None:
     """Print scores, ranks and intervals from reports: who contributed what, and how sure that is.
@@ -147,14 +141,9 @@ def _check_score(score: str | None, source: Source) -> None:
 
 @app.command()
 def compare(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Run folders, files of reports, or the folder of `fedmerit run --repeat`.", metavar="RUN..."
-        ),
-    ],
+    runs: Annotated[list[Path], Argument(metavar="RUN...")],
     out_: Annotated[
-        Path | None, typer.Option("--out", help="Also write one HTML page that anybody can open.")
+        Path | None, Option("--out", help="Also write one HTML page that anybody can open.")
     ] = None,
     format: base.PlainFormat = "table",
     utility: Utility_ = None,
@@ -192,11 +181,11 @@ def compare(
 def rewards(
     file: Reports_,
     budget: Annotated[
-        str, typer.Option(help="The amount to divide, such as 10000.00 or '10 000,00 EUR'.", metavar="AMOUNT")
+        str, Option(help="The amount to divide, such as 10000.00 or '10 000,00 EUR'.", metavar="AMOUNT")
     ],
     rule: Annotated[
         Rule | None,
-        typer.Option(
+        Option(
             help=f"How scores become shares. {_each('rule-in-short', get_args(Rule))}",
             show_default="as in the run, otherwise fenced",
         ),
@@ -210,27 +199,25 @@ def rewards(
     ] = None,
     floor: Annotated[float | None, _part("Smallest share of each member who has a score.", "0")] = None,
     cap: Annotated[float | None, _part("Largest share of a member.", "1")] = None,
-    on_undefined: Annotated[
-        OnUndefined, typer.Option(help="What to do if scores allow no shares.")
-    ] = "refuse",
+    on_undefined: Annotated[OnUndefined, Option(help="What to do if scores allow no shares.")] = "refuse",
     format: Format_ = "table",
     out_: Out_ = None,
     despite_doubts: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--despite-doubts", help="Pay although the reports contradict themselves; the ledger records it."
         ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print; record and write nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only print; record and write nothing.")] = False,
     title: base.Title = None,
     date: base.Date = None,
     currency: base.Currency = None,
     contact: Annotated[
-        str | None, typer.Option(help="Whom members write to about the decision.", show_default="nobody")
+        str | None, Option(help="Whom members write to about the decision.", show_default="nobody")
     ] = None,
     objections: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="The last day for objections, such as 2026-12-31.",
             metavar="DAY",
             show_default="as the contract says",
@@ -292,15 +279,11 @@ def rewards(
 
 @app.command()
 def approve(
-    source: Annotated[
-        Path, typer.Argument(help="A run folder; with --out also a copy of its ledger.", metavar="RUN")
-    ],
-    file: Annotated[
-        Path | None, typer.Argument(help="An approval that a member wrote with --out.", metavar="FILE")
-    ] = None,
-    key: Annotated[Path | None, typer.Option(help="The member's private key.")] = None,
+    source: Annotated[Path, Argument(metavar="RUN")],
+    file: Annotated[Path | None, Argument(metavar="FILE")] = None,
+    key: Annotated[Path | None, Option(help="The member's private key.")] = None,
     out_: Annotated[
-        Path | None, typer.Option("--out", help="Write the approval to a new file; record nothing.")
+        Path | None, Option("--out", help="Write the approval to a new file; record nothing.")
     ] = None,
 ) -> None:
     """Approve the latest decision as a member, with its key; or record an approval that a member signed.
