@@ -63,7 +63,7 @@ BY_KEY = {
     "status": {"none", *get_args(Status)},
     "status-short": {"none", *get_args(Status)},
     "why": MISSED,
-    "why-you": MISSED,
+    "why-you": MISSED - {"unknown"},
     "truth": {"SV", "MR-SV", "ROUND-SV"},
     "holder": REHEARSALS,
     "engine": {*REHEARSALS, FLOWER},

@@ -19,7 +19,7 @@ from fedmerit.files.reports import PER_CLIENT
 from fedmerit.files.sheets import sheet_text
 from fedmerit.notes import digits_for, formatted, signed, words
 from fedmerit.scoring.accumulate import Missing, totals_of
-from fedmerit.scoring.amounts import Payouts, decimals_of
+from fedmerit.scoring.amounts import Payouts
 from fedmerit.scoring.rewards import Shares
 from fedmerit.scoring.scores import SCORES, scores_of
 from fedmerit.scoring.types import SHOWN, Reports, Scores, Vector
@@ -232,17 +232,15 @@ MOST_ROWS = 60
 """The most members in a table or chart."""
 
 
-def html_table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def html_table(headings: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
     """Return a table of text, all of it escaped; the first cell of each row is its heading."""
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in headings)
     lines = []
     for first, *cells in rows:
         each = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
         lines.append(f'<tr><th scope="row">{html.escape(first)}</th>{each}</tr>')
-    return (
-        f"<table><caption>{html.escape(caption)}</caption>"
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-    )
+    above = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+    return f"<table>{above}<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
 def _lines(scores: Scores) -> dict[str, dict[str, Any]]:
@@ -272,18 +270,17 @@ def scores_html(scores: Scores) -> str:
     if scores.n > MOST_ROWS:
         caption.append(words("notebook.first", most=MOST_ROWS, all=scores.n))
     headings = (words("notebook.client"), words("notebook.value"), words("notebook.rank"))
-    return html_table(words("list.clause").join(caption), headings, rows)
+    return html_table(headings, rows, words("list.clause").join(caption))
 
 
 def payouts_html(paid: Payouts) -> str:
     """Return the table that a notebook shows of amounts: best paid first."""
-    spec = f",.{decimals_of(paid.currency)}f"
-    budget, unpaid = (" ".join(filter(None, (formatted(amount, spec), paid.currency)))
-                      for amount in (paid.budget, paid.unpaid))  # fmt: skip
-    rows = [(name, formatted(amount, spec))
-            for name, amount in sorted(paid.items(), key=lambda item: (-item[1], item[0]))]  # fmt: skip
+    coin = paid.currency or ""
+    budget, unpaid = (f"{formatted(amount, ',')} {coin}".rstrip() for amount in (paid.budget, paid.unpaid))
+    best_first = sorted(paid.items(), key=lambda item: (-item[1], item[0]))
+    rows = [(name, formatted(amount, ",")) for name, amount in best_first]
     headings = (words("notebook.client"), words("terminal.payout"))
-    return html_table(words("notebook.payouts", budget=budget, unpaid=unpaid), headings, rows)
+    return html_table(headings, rows, words("notebook.payouts", budget=budget, unpaid=unpaid))
 
 
 def scores_plot(scores: Scores) -> Any:

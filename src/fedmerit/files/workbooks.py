@@ -272,18 +272,17 @@ def workbook(tables: Mapping[str, Iterable[Sequence[Any]]], *, notes: Sequence[i
         raise MissingExtra(NEEDS) from error
 
     def written(value: Any, row: int) -> Any:
-        text = isinstance(value, str)
-        cell = WriteOnlyCell(sheet, ILLEGAL_CHARACTERS_RE.sub(_escaped, value) if text else value)
+        if text := isinstance(value, str):
+            value = ILLEGAL_CHARACTERS_RE.sub(lambda found: f"\\x{ord(found[0]):02x}", value)
+        cell = WriteOnlyCell(sheet, value)
         if text:
             cell.data_type = "s"  # also of what openpyxl takes for a formula or an error
             cell.quotePrefix = value[:1] in FORMULA  # so it stays text when somebody edits it
         if row == 1:
             cell.font = Font(bold=True)
         elif row in notes:
-            cell.font, cell.alignment = (
-                Font(italic=True, color="00666666"),
-                Alignment(wrap_text=True, vertical="top"),
-            )
+            cell.font = Font(italic=True, color="00666666")
+            cell.alignment = Alignment(wrap_text=True, vertical="top")
         return cell
 
     book = Workbook(write_only=True)
@@ -297,7 +296,3 @@ def workbook(tables: Mapping[str, Iterable[Sequence[Any]]], *, notes: Sequence[i
     target = BytesIO()
     book.save(target)
     return target.getvalue()
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return f"\\x{ord(match[0]):02x}"

@@ -387,15 +387,10 @@ class Comparison:
                 for one in self.runs
             ],
             "clients": list(found.clients),
-            "scores": found.scores.tolist(),
+            **{name: _list(getattr(found, name)) for name in _NUMBERS},
             "stderr": None if found.test is None else [_list(one.stderr) for one in found.runs],
-            "ranks": found.ranks.tolist(),
-            "mean": found.mean.tolist(),
             "interval": _list(spans),
-            "training": found.training.tolist(),
             "freedom": found.freedom,
-            "test": _list(found.test),
-            "total": _list(found.total),
             "mean_stderr": _list(found.mean_error),
             "overall": {"training": training, "test": test},
             "same_rank": list(found.same_rank),
@@ -410,6 +405,9 @@ class Comparison:
             "convergence": [_converged(run.facts) for run in self.runs],
             "notes": list(self.notes),
         }
+
+
+_NUMBERS = ("scores", "ranks", "mean", "training", "test", "total")
 
 
 def _list(values: Any) -> Any:

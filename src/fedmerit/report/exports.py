@@ -159,11 +159,11 @@ class LoadedRun:
             return ""
         last = self.decisions[-1]
         lines = paid_lines(last.shares, last.paid)
-        rows = [(one.client, share_text(one.share, 2), f"{one.amount:,.2f}") for one in lines]
+        rows = [(one.client, share_text(one.share, 2), money_text(one.amount)) for one in lines]
         budget = money_text(last.paid.budget, last.paid.currency or "")
         caption = words("notebook.decision", number=last.number, budget=budget, rule=last.terms.rule)
         headings = (words("notebook.client"), words("terminal.share"), words("terminal.payout"))
-        return html_table(caption, headings, rows)
+        return html_table(headings, rows, caption)
 
 
 # ---------------------------------------------------------------------------------- score files and workbooks

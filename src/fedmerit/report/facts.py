@@ -498,10 +498,8 @@ class Facts:
                 normalised = {name: scores.get(name) for name in ("FP", "EE")}
                 status = {name: one.status if one else "none" for name, one in normalised.items()}
             paid = measured.scores if isinstance(measured, SettledRound) else scores["ALPHA"]
-
-            def with_code(code: Happened, number: int = number) -> tuple[str, ...]:
-                return tuple(name for name, codes in self.happened.items() if codes[number] == code)
-
+            happened = {name: codes[number] for name, codes in self.happened.items()}
+            silent = "unstated" if self.settled else "silent"
             found.append(
                 RoundFacts(
                     number,
@@ -509,8 +507,8 @@ class Facts:
                     gain=measured.gain,
                     explained=None if paid is None else math.fsum(paid.values.tolist()),
                     status=status,
-                    silent=with_code("unstated" if self.settled else "silent"),
-                    declined=with_code("declined"),
+                    silent=tuple(name for name, code in happened.items() if code == silent),
+                    declined=tuple(name for name, code in happened.items() if code == "declined"),
                     blamed=tuple(name for name, at in self.blamed.items() if at == number),
                 )
             )

@@ -13,9 +13,10 @@ from dataclasses import replace
 from decimal import Decimal
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fedmerit.config import VERSION
+from fedmerit.files.documents import html_table
 from fedmerit.ledger.decisions import Decision, departs
 from fedmerit.ledger.run import Run
 from fedmerit.notes import day, formatted, speaking, words
@@ -44,8 +45,8 @@ from fedmerit.storage.checks import renew
 from fedmerit.storage.recorder import record_decision
 from fedmerit.storage.run_folder import write
 
-STATUSES: tuple[Happened, ...] = ("counted", "silent", "unstated", "declined", "blamed", "lost", "away")
-"""What can happen in a round of a ledger."""
+STATUSES: tuple[Happened, ...] = get_args(Happened)[:-1]
+"""What can happen in a round of a ledger: all that is known."""
 
 
 def facts_as_decided(run: Run, decision: Decision) -> Facts:
@@ -151,19 +152,9 @@ _STYLE = Path(__file__).with_name("statement.css")
 
 def _table(rows: Sequence[Row]) -> str:
     """Return a table as HTML; on a narrow screen it scrolls."""
-    head, *others = rows
     label = escape(words("statement.adds-up"))
-    cells = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
-        + "</tr>"
-        for row in others
-    )
-    return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{label}"><table><thead><tr>{cells}</tr>'
-        f"</thead><tbody>{body}</tbody></table></div>"
-    )
+    table = html_table(rows[0], rows[1:])
+    return f'<div class="scroll" role="region" tabindex="0" aria-label="{label}">{table}</div>'
 
 
 def _marked(text: str) -> str:
@@ -193,7 +184,7 @@ def _blocks(facts: Facts, client: str) -> Iterator[Block]:
     yield "p", " ".join(_sure(facts, client))
     yield "h2", words("statement.did")
     yield "ul", tuple(_did(facts, client))
-    yield "h2", words("statement.cost-settled" if facts.settled else "statement.cost")
+    yield "h2", words("statement.cost", settled=facts.settled)
     yield "p", " ".join(_costs(facts, client))
     if facts.settled:
         yield "h2", words("statement.adds-up")
@@ -320,11 +311,11 @@ def _opening(facts: Facts) -> Iterator[str]:
 
 
 def _did(facts: Facts, client: str) -> Iterator[str]:
-    code = "statement.counted-settled" if facts.settled else "statement.counted"
+    counted, possible = len(facts.rounds_of(client, "counted")), len(facts.happened[client])
     if client in facts.liars:
-        code = "statement.counted-named"
-    counted = len(facts.rounds_of(client, "counted"))
-    yield words(code, counted=counted, possible=len(facts.happened[client]))
+        yield words("statement.counted-named", counted=counted, possible=possible)
+    else:
+        yield words("statement.counted", counted=counted, possible=possible, settled=facts.settled)
     for status in STATUSES[1:]:
         if rounds := facts.rounds_of(client, status):
             yield words(f"why-you.{status}", rounds=rounds)
@@ -339,8 +330,8 @@ def _earns(facts: Facts, client: str) -> Iterator[str]:
     paid, terms, divided = decision.paid, decision.terms, decision.shares
     budget = _money(facts, paid.budget)
     if standing is None:
-        code = "statement.never-stated" if facts.settled else "statement.never"
-        yield words(code, INSIDE, amount=_money(facts, paid.nothing), budget=budget)
+        nothing = _money(facts, paid.nothing)
+        yield words("statement.never", INSIDE, amount=nothing, budget=budget, settled=facts.settled)
         return
     amount, share = _money(facts, paid[client]), divided[client]
     yield words("statement.paid", INSIDE, amount=amount, budget=budget, share=share, rule=terms.rule)
@@ -380,20 +371,20 @@ def _money(facts: Facts, amount: Decimal | int) -> str:
 def _costs(facts: Facts, client: str) -> Iterator[str]:
     standing, cost = facts.standing.get(client), absence_cost(facts, client)
     if standing is None:
-        yield words("statement.cost-never-settled" if facts.settled else "statement.cost-never")
+        yield words("statement.cost-never", settled=facts.settled)
         return
     if cost is None:
-        yield words("statement.cost-none-settled" if facts.settled else "statement.cost-none")
+        yield words("statement.cost-none", settled=facts.settled)
         return
-    if facts.terms.missing == "zero":
-        missed = "statement.missed-zero-settled" if facts.settled else "statement.missed-zero"
-        counted = "statement.other-own-mean-settled" if facts.settled else "statement.other-own-mean"
-    else:
-        missed = "statement.missed-own-mean-settled" if facts.settled else "statement.missed-own-mean"
-        counted = "statement.other-zero"
-    yield words(missed, rounds=facts.rounds_of(client, *STATUSES[1:]))
+    missed, settled = facts.rounds_of(client, *STATUSES[1:]), facts.settled
     other, own = (worth(facts, value, unit=True) for value in (cost.other, cost.score))
-    then = words(counted, score=noun(facts.terms.score), other=other, own=own)
+    values = {"score": noun(facts.terms.score), "other": other, "own": own}
+    if facts.terms.missing == "zero":
+        yield words("statement.missed-zero", rounds=missed, settled=settled)
+        then = words("statement.other-own-mean", settled=settled, **values)
+    else:
+        yield words("statement.missed-own-mean", rounds=missed, settled=settled)
+        then = words("statement.other-zero", **values)
     if cost.other_cents is None:
         yield words("statement.other-none", then=then)
     elif cost.other_cents == cost.cents:

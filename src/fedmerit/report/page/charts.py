@@ -67,11 +67,6 @@ def zero(*, horizontal: bool = False) -> Spec:
     return layer([{}], "rule", at, color="var(--soft)", strokeWidth=1)
 
 
-def ticks_of(first: int, last: int, most: int = 8) -> list[int]:
-    step = max(1, -(-(last - first) // most))
-    return list(range(first, last + 1, step))
-
-
 def scale_of(values: list[float]) -> Spec:
     """Return a scale from the least to the largest value, with room around them if all are equal."""
     if max(values) > min(values):
@@ -350,7 +345,8 @@ def _contribution_title(unit: int, utility: str | None) -> str:
 
 
 def _rounds_axis(first: int, last: int, most: int = 8) -> Spec:
-    return {"format": "d", "values": ticks_of(first, last, most), "grid": False}
+    step = max(1, -(-(last - first) // most))
+    return {"format": "d", "values": list(range(first, last + 1, step)), "grid": False}
 
 
 def _whiskers(rows: list[dict[str, Any]], y: Spec, *, width: float) -> list[Spec]:
@@ -394,18 +390,14 @@ def _labels(facts: Facts) -> dict[str, str]:
     return labels([one.client for one in ends(facts.standings)])
 
 
-def _order(rows: list[dict[str, Any]], facts: Facts | None = None) -> Spec:
-    """Return the scale of members; a line of its own stands for those who are folded."""
+def _members(rows: list[dict[str, Any]], facts: Facts | None = None) -> Spec:
+    """Return the axis of members; a line of its own stands for those who are folded."""
     domain = [row["member"] for row in rows]
     if facts is not None and (left := len(facts.standings) - len(domain)) > 0:
         domain.insert(HEAD, words("chart.between", left=left))
-    return {"domain": domain}
-
-
-def _members(rows: list[dict[str, Any]], facts: Facts | None = None) -> Spec:
     axis = {"domain": False, "ticks": False, "labelPadding": 8, "labelLimit": 0}
     ink = {"labelFontSize": 13, "labelColor": "var(--ink)"}
-    return field("member:N", title=None, scale=_order(rows, facts), axis=axis | ink)
+    return field("member:N", title=None, scale={"domain": domain}, axis=axis | ink)
 
 
 # ------------------------------------------------------ which members a long table or chart shows at once

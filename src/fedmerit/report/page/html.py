@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
 from functools import cache
 from importlib import resources
@@ -400,20 +400,13 @@ SIGNED = {
     "end": ("seen", "end"),
 }
 """What is signed -> the kinds of record by which a member and the server sign it."""
-NONE = "-"
 
 
-@dataclass(frozen=True)
-class Signer:
-    """The server or a member, and for each column the record that it signed, or a dash."""
+def signatures(facts: Facts) -> tuple[list[str], list[tuple[str, str, list[str]]]]:
+    """Return columns and lines (name, role, cells) of the table: the last record of each kind, or a dash.
 
-    name: str
-    role: str
-    records: tuple[str, ...]
-
-
-def signatures(facts: Facts) -> tuple[list[str], list[Signer]]:
-    """Return columns and lines of the table: the last record of each kind; empty without signatures."""
+    Both are empty without signatures.
+    """
     run, decision = facts.source.run, facts.decision
     if run is None or not run.signed:
         return [], []
@@ -428,7 +421,7 @@ def signatures(facts: Facts) -> tuple[list[str], list[Signer]]:
         cells = []
         for what in kinds:
             record = last.get((SIGNED[what][name == SERVER], name))
-            cells.append(NONE if record is None else str(record.seq))
+            cells.append("-" if record is None else str(record.seq))
             if record is not None and what == "round":
                 cells[-1] = words("signed.last", record=record.seq, round=record.body["round"])
         if decision is not None:
@@ -436,7 +429,7 @@ def signatures(facts: Facts) -> tuple[list[str], list[Signer]]:
             cells.insert(0, str(decision.record) if name == SERVER else own)
         shown = words("signed.server") if name == SERVER else name
         role = words("signed.role-server" if name == SERVER else "signed.role-member")
-        lines.append(Signer(shown, role, tuple(cells)))
+        lines.append((shown, role, cells))
     return columns, lines
 
 

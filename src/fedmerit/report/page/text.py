@@ -7,6 +7,7 @@ import string
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from itertools import pairwise
+from typing import Any
 
 from fedmerit.identity import SERVER
 from fedmerit.ledger.account import SettledRound
@@ -126,18 +127,19 @@ def _some(number: int, facts: Facts, left_out: Sequence[str] = ()) -> str:
     """Return a count of the members who could be measured; members without a report are not judged."""
     n = facts.total.n - len(left_out)
     if left_out:
-        n += len({*facts.unscored} - {*facts.liars})
-        if number < n:
-            return words("headline.some-others", number=number, n=n)
-        return words("headline.both-others") if n == 2 else words("headline.all-others", n=n)
-    if not facts.unscored:
-        return _of(number, n)
-    if number < n:
-        code = "headline.some-stated" if facts.settled else "headline.some-reported"
-        return words(code, number=number, n=n)
-    if n == 2:
-        return words("headline.both-stated" if facts.settled else "headline.both-reported")
-    return words("headline.all-stated" if facts.settled else "headline.all-reported", n=n)
+        return _of(number, n + len({*facts.unscored} - {*facts.liars}), _OTHERS)
+    return _of(number, n, _MEASURED if facts.unscored else _EVERYBODY, settled=facts.settled)
+
+
+_EVERYBODY = ("headline.some", "headline.both", "headline.all")
+_OTHERS = ("headline.some-others", "headline.both-others", "headline.all-others")
+_MEASURED = ("headline.some-reported", "headline.both-reported", "headline.all-reported")
+
+
+def _of(number: int, n: int, codes: Sequence[str] = _EVERYBODY, **values: Any) -> str:
+    """Return a count of members; ``codes`` are the words for some, both and all of them."""
+    some, both, every = codes
+    return words(some if number < n else both if n == 2 else every, number=number, n=n, **values)
 
 
 ABOUT_EQUAL = 1.25
@@ -179,13 +181,6 @@ def _division(facts: Facts, decision: Decision, paid: Sequence[tuple[str, Decima
         who = words("list.clients", clients=best) if len(best) <= 3 else _of(len(best), n)
         return words("money.most-shared", who=who, amount=most)
     return words("money.most", client=best[0], amount=most, budget=_amount(facts, decision.paid.budget))
-
-
-def _of(number: int, n: int) -> str:
-    """Return a count of all members, with or without a score."""
-    if number < n:
-        return words("headline.some", number=number, n=n)
-    return words("headline.both") if n == 2 else words("headline.all", n=n)
 
 
 def _amount(facts: Facts, amount: Decimal) -> str:
@@ -356,17 +351,12 @@ def away(facts: Facts) -> list[str]:
     """Return who missed rounds, and what that cost."""
     sentences = []
     for absence in facts.absences:
-        client, rounds = absence.client, tuple(absence.rounds)
+        missed = {"client": absence.client, "rounds": tuple(absence.rounds), "settled": facts.settled}
         if absence.at_own_mean is None:
-            code = "course.missed-all-settled" if facts.settled else "course.missed-all"
-            sentences.append(words(code, client=client, rounds=rounds, no_score=words("said.no-score")))
+            sentences.append(words("course.missed-all", **missed, no_score=words("said.no-score")))
             continue
-        if facts.source.missing == "zero":
-            counted = "course.missed-zero-settled" if facts.settled else "course.missed-zero"
-        else:
-            counted = "course.missed-own-mean-settled" if facts.settled else "course.missed-own-mean"
-        own = worth(facts, absence.at_own_mean, unit=True)
-        sentences.append(words(counted, client=client, rounds=rounds, own=own))
+        code = "course.missed-zero" if facts.source.missing == "zero" else "course.missed-own-mean"
+        sentences.append(words(code, **missed, own=worth(facts, absence.at_own_mean, unit=True)))
     return sentences or [words("course.nobody-missed")]
 
 
@@ -408,9 +398,9 @@ def decision(facts: Facts) -> list[str]:
 
 def reasons(facts: Facts) -> dict[str, str]:
     """Return one line for each member shown: why it is paid what it is paid."""
-    decision, unscored = facts.decision, "reason.never-stated" if facts.settled else "reason.never-reported"
+    decision = facts.decision
     found = {one.client: _named(facts, one.client, _reason(facts, one)) for one in facts.standings}
-    found |= dict.fromkeys(facts.unscored, words(unscored))
+    found |= dict.fromkeys(facts.unscored, words("reason.never-reported", settled=facts.settled))
     if decision is None or not facts.other_basis:
         return found
     values, score = decision.total.as_dict(), decision.terms.score
@@ -512,13 +502,11 @@ def remark(one: RoundFacts, *, settled: bool = False) -> str:
     """Return what was odd in a round."""
     if one.gain is None:
         return words("round.aborted", why=one.aborted) if one.aborted else words("round.unreported")
-    odd = {
-        "round.unstated" if settled else "round.silent": one.silent,
-        "round.declined": one.declined,
-        "round.blamed": one.blamed,
-    }
-    each = (words(code, clients=tuple(map(quoted, who))) for code, who in odd.items() if who)
-    return words("list.clause").join(each)
+    silent, declined, blamed = (tuple(map(quoted, who)) for who in (one.silent, one.declined, one.blamed))
+    odd = [words("round.silent", clients=silent, settled=settled)] if silent else []
+    odd += [words("round.declined", clients=declined)] if declined else []
+    odd += [words("round.blamed", clients=blamed)] if blamed else []
+    return words("list.clause").join(odd)
 
 
 def heading(facts: Facts, utility: str | None) -> str:
@@ -617,16 +605,16 @@ NOT_MEANT = ("lacks.pool-owner", "lacks.together", "lacks.larger")
 
 def guaranteed(facts: Facts) -> list[str]:
     """Return what this run guarantees."""
-    run, codes = facts.source.run, []
+    run, found = facts.source.run, []
     if run is not None and run.config.secure_aggregation.enabled and not run.config.analysis:
-        codes.append("holds.masked")
+        found.append(words("holds.masked"))
     if facts.settled and all(line.holds for line in facts.account.rounds):
-        codes.append("holds.settled")
-    codes += ["holds.raw", "holds.cents"]
+        found.append(words("holds.settled"))
+    found += [words("holds.raw"), words("holds.cents")]
     if run is not None:
-        again = "holds.recomputed-settled" if facts.settled else "holds.recomputed"
-        codes += [again, "holds.chained", "holds.pool"]
-    return list(map(words, codes))
+        found.append(words("holds.recomputed", settled=facts.settled))
+        found += [words("holds.chained"), words("holds.pool")]
+    return found
 
 
 def not_guaranteed(facts: Facts) -> list[str]:
