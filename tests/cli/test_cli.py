@@ -385,7 +385,7 @@ def test_init_writes_a_first_run_and_never_over_a_file(fedmerit, tmp_path, monke
     assert fedmerit.refused("init", path) == f"error: {path}: exists already and is not overwritten\n"
     assert path.read_text() == "mine"
     lost = tmp_path / "no" / "where.toml"
-    assert "where.toml: cannot be written: No such file or directory" in fedmerit.refused("init", lost)
+    assert "where.toml: cannot write: No such file or directory" in fedmerit.refused("init", lost)
 
 
 def test_a_roster_is_changed_by_its_members(fedmerit, tmp_path):
