@@ -320,8 +320,22 @@ def test_copies_of_a_test_sample_stay_on_one_side_of_the_cut(home):
     assert not samples_in(pool.slice(1)) & samples_in(pool.settlement())
 
 
+def checked_gradient(network, *size):
+    """Return the parts of a gradient that agrees with a difference quotient over all coordinates."""
+    rng = np.random.default_rng(0)
+    test = Samples(rng.normal(size=(9, *size)).astype(np.float32), rng.integers(0, 3, 9))
+    value, gradient = fedmerit.flower.torch_scoring(network, "brier")
+    record = ArrayRecord(network().state_dict())
+    shape = Shape.of(record)
+    found, parts = gradient(record, test)
+    assert found == pytest.approx(float(np.mean(value(record, test))), abs=1e-6)
+    direction = rng.normal(size=shape.vector.size).astype(np.float32)
+    ends = [float(np.mean(value(shape.record(shape.vector + h * direction), test))) for h in (1e-2, -1e-2)]
+    assert (ends[0] - ends[1]) / 2e-2 == pytest.approx(float(shape.gradient(parts) @ direction), rel=2e-2)
+    return parts
+
+
 def test_running_statistics_are_coordinates_and_counters_are_not():
-    """Against a difference quotient, for BatchNorm's statistics too."""
     import torch
     from torch import nn
 
@@ -329,19 +343,8 @@ def test_running_statistics_are_coordinates_and_counters_are_not():
         torch.manual_seed(0)
         return nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
 
-    rng = np.random.default_rng(0)
-    test = Samples(rng.normal(size=(9, 2, 2, 3)).astype(np.float32), rng.integers(0, 3, 9))
-    value, gradient = fedmerit.flower.torch_scoring(network, "brier")
-    record = ArrayRecord(network().state_dict())
-    shape = Shape.of(record)
-    found, parts = gradient(record, test)
-    assert found == pytest.approx(float(np.mean(value(record, test))), abs=1e-6)
+    parts = checked_gradient(network, 2, 2, 3)
     assert "2.num_batches_tracked" not in parts
-    vector, slopes = shape.vector, shape.gradient(parts)
-    direction = rng.normal(size=vector.size).astype(np.float32)
-    h = 1e-2
-    ends = [float(np.mean(value(shape.record(vector + sign * h * direction), test))) for sign in (1, -1)]
-    assert (ends[0] - ends[1]) / (2 * h) == pytest.approx(float(slopes @ direction), rel=2e-2)
     assert np.abs(parts["2.running_var"]).max() > 0
 
 
@@ -393,19 +396,10 @@ def test_a_network_that_cannot_be_measured_as_it_is_says_what_to_do(kind, error,
 
 
 def test_of_tied_weights_the_name_that_is_loaded_last_has_the_gradient():
-    """Against a difference quotient over all coordinates, those of both names."""
-    rng = np.random.default_rng(0)
-    test = Samples(rng.normal(size=(9, 3)).astype(np.float32), rng.integers(0, 3, 9))
-    value, gradient = fedmerit.flower.torch_scoring(lambda: layers("tied"), "brier")
-    record = ArrayRecord(layers("tied").state_dict())
-    shape = Shape.of(record)
-    _, parts = gradient(record, test)
+    parts = checked_gradient(lambda: layers("tied"), 3)
     assert {name: bool(part.any()) for name, part in parts.items()} == {
         "one.weight": False, "one.bias": True, "two.weight": True
     }  # fmt: skip
-    direction = rng.normal(size=shape.vector.size).astype(np.float32)
-    ends = [float(np.mean(value(shape.record(shape.vector + h * direction), test))) for h in (1e-2, -1e-2)]
-    assert (ends[0] - ends[1]) / 2e-2 == pytest.approx(float(shape.gradient(parts) @ direction), rel=2e-2)
 
 
 def test_a_utility_without_a_gradient_is_a_typed_error():

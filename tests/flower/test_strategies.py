@@ -55,19 +55,14 @@ def test_what_the_strategy_has_is_reachable(home):
     assert wrapped.best == 1
 
 
-def test_ours_come_first_and_what_nobody_has_is_an_attribute_error(home):
-    inner = Custom()
+def test_ours_come_first_and_what_is_the_strategys_is_set_there(home):
+    inner = Custom(fraction_train=1.0)
     inner.notes = inner.join = "the strategy's"
     wrapped = contributions(home, inner, join=7.0)
-    assert wrapped.join == 7.0
-    assert wrapped.notes == []
+    assert (wrapped.join, wrapped.notes) == (7.0, [])
     with pytest.raises(AttributeError, match="'Custom' object has no attribute 'fraction_trian'"):
         _ = wrapped.fraction_trian
     assert getattr(wrapped, "nothing", None) is None
-
-
-def test_setting_what_is_the_strategys_is_refused_instead_of_hiding_it(home):
-    wrapped = contributions(home, Custom(fraction_train=1.0))
     with pytest.raises(AttributeError, match="fraction_train belongs to the Custom inside: set it there"):
         wrapped.fraction_train = 0.5
     assert wrapped.strategy.fraction_train == 1.0

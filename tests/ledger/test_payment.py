@@ -1,4 +1,4 @@
-"""Terms of payment: signed before the first round, followed or marked as a departure, and told first."""
+"""Terms of payment: signed before the first round, followed or marked as a departure, told and approved."""
 
 import json
 import math
@@ -6,26 +6,34 @@ import shutil
 from dataclasses import replace
 from decimal import Decimal
 
+import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import command_line
 from attacked import settling
+from command_line import call
 from fedmerit.config import from_dict
-from fedmerit.errors import ConfigError, InputError, LedgerError
+from fedmerit.errors import ConfigError, FileFormatError, InputError, KeyFileError, LedgerError, StoreError
+from fedmerit.identity import SERVER, content, public_key
+from fedmerit.ledger.chain import Ledger, exported
 from fedmerit.ledger.decisions import Terms, departures_of
+from fedmerit.ledger.rounds import sees
 from fedmerit.notes import code_of
 from fedmerit.report.page.html import facts_of, render
 from fedmerit.scoring.amounts import decimals_of, payouts
 from fedmerit.scoring.rewards import amounts_within, believed, null_share, share_intervals, shares, takes_part
 from fedmerit.scoring.types import Scores
-from fedmerit.verify import verify_folder
-from runs import folded, record_decision, records_of
+from fedmerit.storage.recorder import read_approval, record_approval, sign
+from fedmerit.verify import verified_run, verify_copy, verify_folder
+from linear_federation import Federation, write_key
+from refusals import found_wrong
+from runs import folded, record_decision, records_of, sound
 from tests.settlement.test_settled_runs import lying
 
 
-def call(*arguments):
+def ran(*arguments):
     """Run a command; return whether it failed, its output, and its error."""
     found = command_line.call(*arguments)
     return int(found.exit_code != 0), found.stdout, str(found.exception or found.stderr)
@@ -60,7 +68,7 @@ def decision_in(folder):
 
 def test_terms_chosen_afterwards_are_a_departure_which_is_told_first(run):
     """Whoever chooses the rule when scores are known chooses who wins: the weakest would like "equal"."""
-    honest = json.loads(call("rewards", run, "--budget", "1000", "--format", "json")[1])
+    honest = json.loads(ran("rewards", run, "--budget", "1000", "--format", "json")[1])
     body = decision_in(run).body
     assert (body["rule"], body["score"], body["departures"]) == ("fenced", "PHI", [])
     assert [float.fromhex(body[key]) for key in ("equal", "cap", "forfeit")] == [0.25, 0.5, 1.0]
@@ -70,7 +78,7 @@ def test_terms_chosen_afterwards_are_a_departure_which_is_told_first(run):
     assert "DEPARTURE" not in render(facts_of(run))
     weakest = min(honest["shares"], key=honest["shares"].get)
     options = ("--rule", "equal", "--equal", "0", "--cap", "1")
-    code, out, err = call("rewards", run, "--budget", "1000", *options)
+    code, out, err = ran("rewards", run, "--budget", "1000", *options)
     assert code == 0, err
     assert out.startswith("WARNING: DEPARTURE")
     body = decision_in(run).body
@@ -87,7 +95,7 @@ def test_terms_chosen_afterwards_are_a_departure_which_is_told_first(run):
         assert text.split("\n\n")[1].startswith("**DEPARTURE")
         told = json.loads((run / "statements" / f"{name}.json").read_text())["departures"]
         assert told["rule"] == {"signed": "fenced", "used": "equal"}
-    told = json.loads(call("rewards", run, "--budget", "1", *options, "--format", "json", "--dry-run")[1])
+    told = json.loads(ran("rewards", run, "--budget", "1", *options, "--format", "json", "--dry-run")[1])
     assert next(iter(told)) == "departures"
     assert told["departures"]["cap"] == {"signed": 0.5, "used": 1.0}
 
@@ -142,7 +150,7 @@ def test_every_term_is_compared(change, term):
 def test_a_server_cannot_change_the_terms_that_members_signed(run):
     text = (run / "config.toml").read_text()
     (run / "config.toml").write_text(text.replace("equal = 0.25", "equal = 1.0"))
-    code, _, err = call("rewards", run, "--budget", "1000")
+    code, _, err = ran("rewards", run, "--budget", "1000")
     assert code
     assert "config" in err
 
@@ -150,10 +158,10 @@ def test_a_server_cannot_change_the_terms_that_members_signed(run):
 def test_a_member_checks_its_share_with_an_equal_part_from_its_own_copy(tmp_path):
     scoring, sections = {"visibility": "coordinator"}, {"payment": {"equal": 0.5}}
     made = settling(tmp_path, scoring=scoring, sections=sections).run()
-    assert call("rewards", made.folder, "--budget", "1000")[0] == 0
+    assert ran("rewards", made.folder, "--budget", "1000")[0] == 0
     copy = tmp_path / "copy.jsonl"
-    assert call("export", made.folder, "--for", "client-2", "--out", copy)[0] == 0
-    code, out, err = call("verify", copy, "--as", "client-2")
+    assert ran("export", made.folder, "--for", "client-2", "--out", copy)[0] == 0
+    code, out, err = ran("verify", copy, "--as", "client-2")
     assert code == 0, err
     assert "share and cents follow" in out
 
@@ -183,7 +191,7 @@ def test_terms_by_which_nobody_could_be_paid_are_refused_before_the_run(payment,
 def test_a_named_liar_forfeits_its_share_and_nobody_earns_by_naming_it(tmp_path, part, monkeypatch):
     """Today's price of a lie would be nothing: whoever is found out is paid its true number."""
     run = lying(tmp_path, naming=True, payment={"forfeit": part})
-    code, out, err = call("rewards", run.folder, "--budget", "1000", "--format", "json")
+    code, out, err = ran("rewards", run.folder, "--budget", "1000", "--format", "json")
     assert code == 0, err
     found = json.loads(out)
     total = facts_of(run.folder).total
@@ -351,7 +359,7 @@ def test_a_run_paid_in_yen_has_whole_amounts_everywhere(tmp_path):
     with pytest.raises(InputError, match="expected an amount in JPY, got one in EUR"):
         payouts({"A": 1.0}, "100 EUR", "JPY")
     made = settling(tmp_path, sections={"payment": {"currency": "JPY"}}).run()
-    code, out, err = call("rewards", made.folder, "--budget", "100001")
+    code, out, err = ran("rewards", made.folder, "--budget", "100001")
     assert code == 0, err
     assert "budget 100,001 JPY" in out
     body = decision_in(made.folder).body
@@ -363,9 +371,160 @@ def test_a_run_paid_in_yen_has_whole_amounts_everywhere(tmp_path):
 
 
 def test_a_currency_of_unknown_decimals_is_told(settled, tmp_path, run):
-    out = call("rewards", run, "--budget", "10", "--currency", "XBT", "--dry-run")[1]
+    out = ran("rewards", run, "--budget", "10", "--currency", "XBT", "--dry-run")[1]
     assert "two" in out
     assert "XBT" in out
-    out = json.loads(call("rewards", run, "--budget", "10", "--dry-run", "--format", "json")[1])
+    out = json.loads(ran("rewards", run, "--budget", "10", "--dry-run", "--format", "json")[1])
     assert out["currency"] == "EUR"
     assert not [note for note in out["notes"] if "decimals" in note]
+
+
+# ---------------------------------------- members sign a decision: recorded once each, and forged by nobody
+
+
+A, B, C, D = (f"client-{k}" for k in range(4))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run with a decision, and everybody's keys in its folder."""
+    return _decided(tmp_path_factory.mktemp("approved"))
+
+
+def _decided(home, **settings):
+    made = Federation(home, 4, 2, settings=settings).run()
+    for who, key in made.keys.items():
+        write_key(made.folder / "keys" / f"{who}.pem", key)
+    record_decision(made.folder, Terms("100.00", made.config.scoring.utilities[0], rule="equal"))
+    return made
+
+
+@pytest.fixture
+def folder(finished, tmp_path):
+    return shutil.copytree(finished.folder, tmp_path / "run")
+
+
+def key_of(folder, name):
+    return folder / "keys" / f"{name}.pem"
+
+
+def approve(folder, name):
+    run = sound(folder)
+    return record_approval(run, sign(run, key_of(folder, name)))
+
+
+def forged(folder, keys, author, signer, **changed):
+    """Append an approval by one, signed by another, as a dishonest server can."""
+    run = sound(folder)
+    decision = next(record for record in reversed(run.records) if record.kind == "decision")
+    body = {"run": run.id, "decision": decision.digest.hex(), "record": decision.seq, **changed}
+    with Ledger(folder / "ledger.sqlite") as ledger, ledger.transaction():
+        signature = keys[signer].sign(content(author, "approval", body))
+        ledger.append(author, "approval", body, signature=signature, seal=keys[SERVER].sign)
+
+
+def approved(lines):
+    return [str(line) for line in lines if line.code == "approved"]
+
+
+def test_members_approve_the_latest_decision_once_each(folder):
+    approve(folder, A)
+    run = approve(folder, C)
+    assert run.approved(1) == (A, C)
+    assert approved(verify_folder(folder)) == [f"approved: decision 1, by {A} and {C}; 4 members in all"]
+    with pytest.raises(LedgerError, match="client-0 has approved decision 1 before"):
+        approve(folder, A)
+    assert sound(folder).head == run.head  # nothing is left of it
+    late = sign(run, key_of(folder, B))
+    approve(folder, D)
+    with pytest.raises(StoreError, match="its ledger has grown since it was verified"):
+        record_approval(run, late)
+
+
+def test_an_approval_of_an_older_decision_stays_with_that_one(folder, tmp_path):
+    late = sign(sound(folder), key_of(folder, B))
+    approve(folder, A)
+    record_decision(folder, Terms("200.00", sound(folder).config.scoring.utilities[0], rule="equal"))
+    run = record_approval(sound(folder), late)
+    assert (run.approved(1), run.approved(2)) == ((A, B), ())
+    assert approve(folder, A).approved(2) == (A,)
+    told = approved(verify_folder(folder))
+    assert [line.split(";")[0] for line in told] == [
+        f"approved: decision 1, by {A} and {B}", f"approved: decision 2, by {A}",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("author", "signer", "changed", "words"),
+    [
+        (A, SERVER, {}, "not signed by client-0"),  # the server forges one
+        (A, B, {}, "not signed by client-0"),  # another member's key
+        (SERVER, SERVER, {}, "expected a member as its author"),
+        (A, A, {"decision": "0" * 64}, "approves another decision than record"),
+        (A, A, {"record": 1}, "record 1, which is no decision"),
+        (A, A, {"run": "f" * 32}, "belongs to another run"),
+        (A, A, {"more": "x"}, "unknown field"),
+    ],
+)
+def test_a_forged_approval_fails_verify(folder, finished, author, signer, changed, words):
+    forged(folder, finished.keys, author, signer, **changed)
+    found_wrong(words, verify_folder, folder)
+
+
+def test_a_member_signs_from_its_copy_into_a_file_that_anybody_hands_in(tmp_path):
+    made = _decided(tmp_path / "private", scoring={"visibility": "coordinator"})
+    copy, file = tmp_path / "own.jsonl", tmp_path / "approval.json"
+    with Ledger(made.folder / "ledger.sqlite", read_only=True) as ledger:
+        copy.write_bytes(b"".join(exported(ledger, sees(D))))
+    key = key_of(made.folder, D)
+    file.write_bytes(msgspec.json.encode(sign(verified_run(copy, public_key(made.keys[D])), key)))
+    assert record_approval(sound(made.folder), read_approval(file)).approved(1) == (D,)
+    with Ledger(made.folder / "ledger.sqlite", read_only=True) as ledger:
+        copy.write_bytes(b"".join(exported(ledger, sees(B))))
+    assert approved(verify_copy(copy, member=B)) == [f"approved: decision 1, by {D}; 4 members in all"]
+    file.write_text(json.dumps({**json.loads(file.read_text()), "member": A}))
+    with pytest.raises(LedgerError, match="not signed by client-0"):
+        record_approval(sound(made.folder), read_approval(file))
+    for wrong in ("{}", "x", file.read_text().replace("approval 1", "approval 2")):
+        file.write_text(wrong)
+        with pytest.raises(FileFormatError):
+            read_approval(file)
+
+
+def test_only_a_member_approves_and_only_what_was_decided(folder, tmp_path):
+    with pytest.raises(KeyFileError, match=r"server\.pem: not the key of a member"):
+        sign(sound(folder), key_of(folder, SERVER))
+    undecided = Federation(tmp_path / "undecided", 4, 1, masks=False).run()
+    with pytest.raises(StoreError, match="nobody signs in a run with secure aggregation off"):
+        sign(sound(undecided.folder), key_of(folder, A))
+    other = Federation(tmp_path / "other", 4, 1).run()
+    write_key(tmp_path / "other.pem", other.keys[A])
+    with pytest.raises(StoreError, match="holds no decision to approve"):
+        sign(sound(other.folder), tmp_path / "other.pem")
+    key_of(folder, SERVER).unlink()
+    with pytest.raises(StoreError, match="only the holder of the server's key can record an approval"):
+        approve(folder, A)
+
+
+def test_an_unsigned_ledger_has_no_approvals(tmp_path):
+    made = Federation(tmp_path, 4, 1, masks=False).run()
+    record_decision(made.folder, Terms("100.00", made.config.scoring.utilities[0], rule="equal"))
+    decision = sound(made.folder).records[-1]
+    body = {"run": sound(made.folder).id, "decision": decision.digest.hex(), "record": decision.seq}
+    with Ledger(made.folder / "ledger.sqlite") as ledger, ledger.transaction():
+        ledger.append(A, "approval", body)
+    found_wrong("nobody signs in this run", verify_folder, made.folder)
+
+
+def test_the_command_approves_and_says_who_has_not(folder, fedmerit, tmp_path):
+    said = fedmerit.said("approve", folder, "--key", key_of(folder, A))
+    assert f"{A} approves decision 1: record" in said
+    assert f"not approved yet by {B}, {C} and {D}" in said
+    file = tmp_path / "b.json"
+    fedmerit.said("approve", folder, "--key", key_of(folder, B), "--out", file)
+    assert f"{B} approves decision 1" in fedmerit.said("approve", folder, file)
+    assert sound(folder).approved(1) == (A, B)
+    copy = tmp_path / "copy.jsonl"
+    fedmerit.said("export", folder, "--out", copy)
+    assert "a copy records nothing" in str(call("approve", copy, "--key", key_of(folder, C)).exception)
+    assert "expected either --key" in str(call("approve", folder).exception)

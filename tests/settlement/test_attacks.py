@@ -163,17 +163,6 @@ def unasked(federation, patch):
     ended(lambda body, shown: body.update(end), states(5), who=FRIEND)(federation, patch)
 
 
-def steeper(federation, patch):
-    """One member's gradient is another: it finds every direction wrong."""
-    slopes = federation.gradient
-
-    def twice(*path):
-        found = slopes(*path)
-        return replace(found, blocks=2 * found.blocks)
-
-    federation.members[LIAR].gradients = lambda shape, utility: twice
-
-
 def another_number(body):
     """What FRIEND states, in the place of one's own."""
     body["rounds"]["1"] = str(another_number.due[FRIEND])
@@ -298,7 +287,6 @@ MEMBERS_LIE = {
         f"states no text: {value!r}": Attack(answers("state", unsigned_number(value)), MISSING)
         for value in (1, 1.5, None, True)
     },
-    "finds a true direction wrong": Attack(steeper, MISSING),
     "states unsigned": Attack(
         answers("state", lambda answer: pack([unpack(answer)[0], bytes(64)])),
         {**MISSING, "noted": "did not sign"},

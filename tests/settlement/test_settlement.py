@@ -174,6 +174,21 @@ def test_members_that_say_a_right_direction_is_wrong_keep_nobody_else_from_stati
     assert line.values == {"round": 1, "clients": (LIAR,)}
 
 
+def test_who_finds_a_direction_wrong_states_nothing_though_all_others_agree(tmp_path):
+    federation = settled(tmp_path, ledger=False)
+    slopes = federation.gradient
+
+    def steeper(*path):
+        found = slopes(*path)
+        return replace(found, blocks=2 * found.blocks)
+
+    federation.members[LIAR].gradients = lambda shape, utility: steeper
+    federation.run()
+    assert federation.coordinator.settled.missing == (LIAR,)
+    with pytest.raises(RefusedError):
+        federation.ask(LIAR, federation.asked("client-0")["state", 3])
+
+
 # ------------------------------------------------------------------------------------------- lying servers
 
 
