@@ -134,7 +134,7 @@ class Recorder(Protocol):
 
     def close(
         self,
-        found: Round,
+        closed: Round,
         model: Model,
         outcome: Outcome | None,
         utilities: Mapping[str, Mapping[str, float]] | None,
@@ -287,7 +287,7 @@ class Coordinator:
         """
         blamed = self._blamed()
         scheduled = tuple(name for name in self.config.clients if name in {*members} - blamed)
-        head, found = self.recorder.head, Round(number, scheduled)
+        head, current = self.recorder.head, Round(number, scheduled)
         everybody = self._weights(number, m0, scheduled)
         m0_hash = model_hash(m0)
         self.recorder.schedule(number, scheduled, everybody)
@@ -299,7 +299,7 @@ class Coordinator:
             server = self._server(number, scheduled)
             task = task_of(self.config, m0_hash, m0.size, scheduled, everybody, extra)
             server.begin(task)
-            self._sum(server, number, found, task)
+            self._sum(server, number, current, task)
             result = server.result
             assert result is not None
             shown = self.pool.slice(number) if self.config.reports else None
@@ -308,20 +308,20 @@ class Coordinator:
             outcome = told.moved_to(m, result.total_weight)
             self._keep(number, m0, server, task)
         except ProtocolError as error:
-            found.aborted, found.included = str(error), ()
+            current.aborted, current.included = str(error), ()
             self.note(f"round {number} aborted, the model is unchanged: {error}")
-            self.recorder.close(found, m0, None, None)
+            self.recorder.close(current, m0, None, None)
             return None
-        found.included = outcome.included
+        current.included = outcome.included
         present = [name for name in result.included if name in server.heads["unmask"]]
         del server, result  # its sums are as large as three models
         if shown is not None and self.opening is not None:
             self.opening(shown)
-        self._reports(found, told, outcome, present)
-        self.recorder.close(found, outcome.model, outcome, self._measured(m0, outcome))
-        summed, reported = len(found.included), len(found.reports)
+        self._reports(current, told, outcome, present)
+        self.recorder.close(current, outcome.model, outcome, self._measured(m0, outcome))
+        summed, reported = len(current.included), len(current.reports)
         self.tell(f"round {number}: {len(scheduled)} scheduled, {summed} summed, {reported} reported")
-        for name in found.differences():
+        for name in current.differences():
             self.note(
                 f"round {number}: {name} measured a different v(M0) or v(M) from the one used for scores"
             )
@@ -343,24 +343,24 @@ class Coordinator:
             self.archive.save("masks", number, {"proof": np.frombuffer(proof, np.uint8)})
         self.archive.save("round", number, arrays)  # last: where it is, the rest is too
 
-    def take_up(self, found: Round, model: Model) -> None:
+    def take_up(self, current: Round, model: Model) -> None:
         """Close a round that a server left open when it died.
 
         If its sum was archived, the round counts, and everybody in it is silent: members may have
         acknowledged the sum already, and would not settle without it. Otherwise it is aborted.
         """
         assert self.archive is not None
-        number = found.number
+        number = current.number
         if not self.archive.has("round", number):
-            found.aborted, found.included = "the server stopped before it had the sum", ()
-            self.note(f"round {number} aborted, the model is unchanged: {found.aborted}")
-            self.recorder.close(found, model, None, None)
+            current.aborted, current.included = "the server stopped before it had the sum", ()
+            self.note(f"round {number} aborted, the model is unchanged: {current.aborted}")
+            self.recorder.close(current, model, None, None)
             return
-        *_, last = summed_rounds(self.archive, [*self.recorder.rounds, found], self.config)
+        *_, last = summed_rounds(self.archive, [*self.recorder.rounds, current], self.config)
         shown = self.pool.slice(number) if self.config.reports else None
-        told = Told(number, last.words, last.participants, shown, last.task.m0_hash.hex(), found.head)
+        told = Told(number, last.words, last.participants, shown, last.task.m0_hash.hex(), current.head)
         self.note(f"round {number} is closed with its sum, which was known when the server stopped")
-        self.recorder.close(found, last.m, told.moved_to(last.m, last.weight), {})
+        self.recorder.close(current, last.m, told.moved_to(last.m, last.weight), {})
 
     def _weights(self, number: int, m0: Model, scheduled: Sequence[str]) -> Mapping[str, float] | None:
         """Return the weight of every member, or None if weights are not public."""
@@ -387,7 +387,7 @@ class Coordinator:
             self._receive(server, name, answer)
         return server
 
-    def _sum(self, server: PlainServer, number: int, found: Round, task: Task) -> None:
+    def _sum(self, server: PlainServer, number: int, current: Round, task: Task) -> None:
         """Run the stages after the keys; record the hashes of the masked inputs before any unmasking."""
         weights = dict(task.weights) if task.weights is not None and self.weights else None
         try:
@@ -399,22 +399,22 @@ class Coordinator:
                     self._receive(server, name, answer)
                 if stage == "masked":
                     self.recorder.masked(number, server.inputs)
-                shown = self._advance(server, found)
+                shown = self._advance(server, current)
         finally:
-            found.declined = tuple(server.declined)
-            if found.declined and not self.rehearsal:
-                self.note(f"round {number}: declined: {', '.join(found.declined)}; their own logs say why")
+            current.declined = tuple(server.declined)
+            if current.declined and not self.rehearsal:
+                self.note(f"round {number}: declined: {', '.join(current.declined)}; their own logs say why")
 
-    def _advance(self, server: PlainServer, found: Round) -> dict[str, bytes]:
+    def _advance(self, server: PlainServer, current: Round) -> dict[str, bytes]:
         """Close a stage; record who broke the protocol in it before anybody is asked for anything else."""
         try:
             return server.advance()
         finally:
-            for blame in server.blames[len(found.blamed) :]:
-                found.blamed += (blame.member,)
-                self.recorder.blame(found.number, blame)
+            for blame in server.blames[len(current.blamed) :]:
+                current.blamed += (blame.member,)
+                self.recorder.blame(current.number, blame)
                 did = BLAMED[blame.why].format(by=blame.by)
-                self.note(f"round {found.number}: {blame.member} {did}: it takes part in no later round")
+                self.note(f"round {current.number}: {blame.member} {did}: it takes part in no later round")
 
     def _blamed(self, *more: str) -> set[str]:
         """Return who was blamed in an earlier round or now; no such member is scheduled again."""
@@ -422,12 +422,12 @@ class Coordinator:
 
     # ----------------------------------------------------------------------------------------------- reports
 
-    def _reports(self, found: Round, told: Told, outcome: Outcome, members: Sequence[str]) -> None:
+    def _reports(self, current: Round, told: Told, outcome: Outcome, members: Sequence[str]) -> None:
         """Ask members for reports and, in the same message, for keys for the next round."""
-        number = found.number
+        number = current.number
         following: list[str] = []
         if number < self.config.training.rounds:
-            expected = set(self.transport.expected(number + 1)) - self._blamed(*found.blamed)
+            expected = set(self.transport.expected(number + 1)) - self._blamed(*current.blamed)
             following = [name for name in self.config.clients if name in expected]
         server = None
         if len(following) >= least_scheduled(self.config):
@@ -448,10 +448,12 @@ class Coordinator:
             except Exception as error:  # a bad answer costs only this member its report
                 self.note(f"round {number}: refused: {error}")
                 continue
-            found.reports[name] = report
+            current.reports[name] = report
             if server and keys:
                 self._receive(server, name, keys)
-        found.reports = {name: found.reports[name] for name in found.included if name in found.reports}
+        current.reports = {
+            name: current.reports[name] for name in current.included if name in current.reports
+        }
         if server is None:
             return
         others = [name for name in following if name not in asks]
@@ -477,12 +479,12 @@ class Coordinator:
         if evaluate is None:
             return None
         try:
-            found = {
+            of_model = {
                 "empty": evaluate(m0, shown, outcome.m0_hash),
                 "grand": evaluate(outcome.model, shown, outcome.bound_to["m"]),
             }
             if self.first is not None:
-                found["first"] = evaluate(self.first, shown, model_hash(self.first))
+                of_model["first"] = evaluate(self.first, shown, model_hash(self.first))
         except Exception as error:  # user code: one model must not end the run
             if self.rehearsal:
                 raise
@@ -492,7 +494,8 @@ class Coordinator:
             )
             return None
         return {
-            name: {which: mean(values[name]) for which, values in found.items()} for name in found["empty"]
+            name: {which: mean(values[name]) for which, values in of_model.items()}
+            for name in of_model["empty"]
         }
 
     def seal(self, members: Sequence[str], head: str) -> None:

@@ -143,20 +143,20 @@ def slopes_of(
     """
     sizes = [len(block) for block in blocks]
     for tried in POINTS if points is None else (points,):
-        found = gradient(m0, m, shown, blocks, tried)
-        if found.blocks.shape != (len(blocks), m0.size):
-            raise InputError(f"gradient: expected shape {(len(blocks), m0.size)}, got {found.blocks.shape}")
-        if not (np.isfinite(found.blocks).all() and math.isfinite(found.empty + found.grand)):
+        slopes = gradient(m0, m, shown, blocks, tried)
+        if slopes.blocks.shape != (len(blocks), m0.size):
+            raise InputError(f"gradient: expected shape {(len(blocks), m0.size)}, got {slopes.blocks.shape}")
+        if not (np.isfinite(slopes.blocks).all() and math.isfinite(slopes.empty + slopes.grand)):
             raise SettlementError(
                 "the gradient or the utility is not finite, so this round cannot be settled: take a utility "
                 "that stays finite, such as expected-accuracy or brier",
                 code="not-finite",
             )
-        gain = found.grand - found.empty
-        rest = gain - float(np.dot(whole(found.blocks, sizes), np.subtract(m, m0, dtype=np.float64)))
+        gain = slopes.grand - slopes.empty
+        rest = gain - float(np.dot(whole(slopes.blocks, sizes), np.subtract(m, m0, dtype=np.float64)))
         if abs(rest) <= REST * abs(gain):
             break
-    return found, tried, rest
+    return slopes, tried, rest
 
 
 def whole(blocks: npt.NDArray[Any], sizes: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -353,7 +353,7 @@ class Manifest:
     def from_body(cls, body: Mapping[str, Any]) -> Manifest:
         """Read a manifest; raise MessageError if it is none or contradicts itself."""
         try:
-            found = cls(
+            read = cls(
                 run=str(body["run"]),
                 utility=str(body["utility"]),
                 pool=str(body["pool"]),
@@ -361,14 +361,14 @@ class Manifest:
                 stratified=body["stratified"],
                 scale=number(body["scale"]),
                 coordinates=integer(body["coordinates"]),
-                rounds=tuple(Entry.from_body(one) for one in body["rounds"]),
+                rounds=tuple(Entry.from_body(entry) for entry in body["rounds"]),
             )
-            wrong = found._wrong() or ("not written as servers write it" if found.body() != body else "")
+            wrong = read._wrong() or ("not written as servers write it" if read.body() != body else "")
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise MessageError(f"not a manifest of directions: {error!r:.120}", stage="open") from None
         if wrong:
             raise MessageError(f"not a manifest of directions: {wrong}", stage="open")
-        return found
+        return read
 
     def _wrong(self) -> str:
         numbers = [entry.round for entry in self.rounds]
@@ -406,12 +406,12 @@ class Manifest:
     @cached_property
     def members(self) -> tuple[str, ...]:
         """Everybody who was summed in a round."""
-        return tuple(dict.fromkeys(name for one in self.rounds for name in one.participants))
+        return tuple(dict.fromkeys(name for entry in self.rounds for name in entry.participants))
 
     @cached_property
     def product(self) -> int:
         """The sum of the products of all rounds."""
-        return sum(one.product for one in self.rounds)
+        return sum(entry.product for entry in self.rounds)
 
     def entry(self, round: int) -> Entry:
         """Return a round's entry; raise MessageError if there is none."""
@@ -426,7 +426,7 @@ class Manifest:
 
     @cached_property
     def _entries(self) -> dict[int, Entry]:
-        return {one.round: one for one in self.rounds}
+        return {entry.round: entry for entry in self.rounds}
 
 
 def manifest_limit(rounds: int, members: Iterable[str]) -> int:
@@ -462,7 +462,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return exact(value)
     if isinstance(value, tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value
 
 

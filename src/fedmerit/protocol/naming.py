@@ -263,8 +263,8 @@ class _Naming:
 
         tables = {name: table for name, (table, _) in self.tables.items()}
         fits = {name: fitting(stated, self.entry, self.along) for name, stated in self.stated.items()}
-        found = (self.evidence, tables, self.products, fits)
-        return judge(self.setting, self.task, self.g, *found, self.along.product)
+        about = (self.setting, self.task, self.g, self.evidence)
+        return judge(*about, tables, self.products, fits, self.along.product)
 
     def _ask_tables(self) -> None:
         """Ask everybody in the sum for its table and its masked words; record what they sign."""

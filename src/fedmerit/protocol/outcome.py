@@ -342,9 +342,9 @@ def _salt(value: Any) -> str:
 
 
 def _finite(text: Any) -> float:
-    if not math.isfinite(found := number(text)):
-        raise ValueError(f"a report holds finite numbers, got {found}")
-    return found
+    if not math.isfinite(value := number(text)):
+        raise ValueError(f"a report holds finite numbers, got {value}")
+    return value
 
 
 def integer(value: Any) -> int:
@@ -389,8 +389,8 @@ class Evaluations:
         if not digest:
             return self.evaluate(model, shown)
         key = digest, shown.id
-        found = self._kept.pop(key, None)
-        self._kept[key] = self.evaluate(model, shown) if found is None else found  # in order of last use
+        kept = self._kept.pop(key, None)
+        self._kept[key] = self.evaluate(model, shown) if kept is None else kept  # in order of last use
         if len(self._kept) > self.MOST:
             del self._kept[next(iter(self._kept))]
         return self._kept[key]
@@ -642,7 +642,7 @@ class Round:
 
         ``tolerance`` is relative to 1 or to the value that the round is scored with, whichever is larger.
         """
-        found: dict[str, Note] = {}
+        differing: dict[str, Note] = {}
         for name, report in self.reports.items():
             for utility, used in self.body["utilities"].items():
                 own = report.measured[utility]
@@ -653,8 +653,8 @@ class Round:
                     scored = number(its)
                     if mine is not None and not abs(mine - scored) <= tolerance * max(1.0, abs(scored)):
                         how = Note("differs-how", what=what, own=mine, utility=utility, used=scored)
-                        found.setdefault(name, how)
-        return found
+                        differing.setdefault(name, how)
+        return differing
 
 
 def scored(rounds: Iterable[Round], utility: str) -> list[Reports]:

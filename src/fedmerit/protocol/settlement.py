@@ -229,13 +229,13 @@ class Equation:
 
 def equations(manifest: Manifest, statements: Mapping[str, Statement]) -> list[Equation]:
     """Return the equation of every round."""
-    found = []
+    every = []
     for entry in manifest.rounds:
         stated, key = [statements.get(name) for name in entry.participants], str(entry.round)
         products = tuple(None if statement is None else statement.rounds[key] for statement in stated)
         parts = tuple(None if statement is None else statement.blocks[key] for statement in stated)
-        found.append(Equation(entry, products, parts))
-    return found
+        every.append(Equation(entry, products, parts))
+    return every
 
 
 def fitting(statement: Statement, entry: Entry, along: Along) -> range:
@@ -313,31 +313,31 @@ class Settled:
     @property
     def holding(self) -> int:
         """How many equations hold."""
-        return sum(one["holds"] for one in self.body()["rounds"])
+        return sum(equation["holds"] for equation in self.body()["rounds"])
 
     @cached_property
     def missing(self) -> tuple[str, ...]:
         """Everybody who was summed and has not stated."""
-        missing = (name for one in self.equations for name in one.missing)
+        missing = (name for equation in self.equations for name in equation.missing)
         return _each(name for name in missing if name not in self.withheld)
 
     @cached_property
     def named(self) -> dict[int, dict[str, str]]:
         """By round with a verdict, who lied and how; the server may be one of them."""
-        found: dict[int, dict[str, str]] = {}
+        by_round: dict[int, dict[str, str]] = {}
         for (round, _), proof in self.verdicts.items():
-            named = found.setdefault(round, {})
+            named = by_round.setdefault(round, {})
             for name, why in proof.named.items():
                 named.setdefault(name, why)
-        return found
+        return by_round
 
     @property
     def silent(self) -> dict[int, tuple[str, ...]]:
         """By round with a verdict, who has not shown its masks."""
-        found: dict[int, tuple[str, ...]] = {}
+        by_round: dict[int, tuple[str, ...]] = {}
         for (round, _), proof in self.verdicts.items():
-            found[round] = _each((*found.get(round, ()), *proof.silent))
-        return found
+            by_round[round] = _each((*by_round.get(round, ()), *proof.silent))
+        return by_round
 
     def unsolved(self, equation: Equation) -> tuple[int | None, ...]:
         """Return in which of its directions an equation fails and masks have not said why (None: its own)."""
@@ -398,7 +398,7 @@ class Settled:
         others leave in that block.
         """
         nothing = (0.0,) * len(self.manifest.blocks)
-        found = np.array([part or nothing for part in equation.parts])
+        counting = np.array([part or nothing for part in equation.parts])
         for block in equation.odd:
             proof = self.verdicts.get((equation.round, block))
             out = {*self.odd_parts.get(equation.round, ())}
@@ -406,12 +406,13 @@ class Settled:
                 out = {name for name in proof.named if name not in proof.values}
                 out |= {*proof.silent} - {*proof.values} if self.final else set()
                 for name in {*proof.named} & {*proof.values}:
-                    found[equation.participants.index(name), block] = proof.values[name] * proof.along.scale
+                    place = equation.participants.index(name)
+                    counting[place, block] = proof.values[name] * proof.along.scale
             left = [name in out for name in equation.participants]
             if any(left):
-                rest = equation.entry.blocks[block] - found[~np.array(left), block].sum()
-                found[left, block] = rest / sum(left)
-        return found
+                rest = equation.entry.blocks[block] - counting[~np.array(left), block].sum()
+                counting[left, block] = rest / sum(left)
+        return counting
 
     @cached_property
     def has_errors(self) -> bool:
@@ -419,13 +420,17 @@ class Settled:
 
         Nobody's do where the settlement was closed without somebody's statement.
         """
-        return not self.final or bool(self.withheld) or not any(one.missing for one in self.equations)
+        return (
+            not self.final or bool(self.withheld) or not any(equation.missing for equation in self.equations)
+        )
 
     def body(self) -> dict[str, Any]:
         """Return the record ``settled``."""
         return {
             "settlement": self.manifest.digest,
-            "rounds": [one.body() for one in self.equations] if self.told is None else list(self.told),
+            "rounds": [equation.body() for equation in self.equations]
+            if self.told is None
+            else list(self.told),
             "named": list(self.liars),
             "missing": list(self.missing),
             "silent": list(self.unproved),
@@ -485,7 +490,7 @@ class Settled:
     @cached_property
     def _counting(self) -> dict[int, npt.NDArray[np.float64]]:
         """By round, everybody's parts that count."""
-        return {one.round: self.parts(one) for one in self.equations}
+        return {equation.round: self.parts(equation) for equation in self.equations}
 
     def totals(self, clients: Sequence[str]) -> Scores:
         """Return everybody's score over the run, with standard errors from the blocks."""
@@ -508,8 +513,8 @@ class Settled:
         if not self.has_errors:
             whole = math.fsum(values)
             return Scores(score="PHI", clients=tuple(clients), values=values, raw=values, gain=whole)
-        found = from_blocks(np.transpose(columns), self.manifest.blocks, clients)
-        return replace(found, values=values, raw=values, gain=math.fsum(values))
+        scores = from_blocks(np.transpose(columns), self.manifest.blocks, clients)
+        return replace(scores, values=values, raw=values, gain=math.fsum(values))
 
 
 def _each(names: Iterable[str]) -> tuple[str, ...]:

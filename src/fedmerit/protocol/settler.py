@@ -418,7 +418,7 @@ class Settler:
         if not {*names} <= {*statements}:
             raise RefusedError("was not shown everybody's statement, so nobody can be named")
         if everybody:
-            (equation,) = (one for one in equations(manifest, statements) if one.round == along.round)
+            equation = next(each for each in equations(manifest, statements) if each.round == along.round)
             fails = not equation.holds if along.block is None else along.block in equation.odd
         elif along.block is None:
             fails = whole_number(total) != entry.product
@@ -497,15 +497,15 @@ class Settler:
             raise BindingError("was not shown every statement that it counts")
         if everything and own != told:
             raise BindingError("its sums are not those of the statements")
-        facts = [(one["round"], one["participants"], one["product"]) for one in own]
-        if facts != [(one["round"], one["participants"], one["product"]) for one in told]:
+        facts = [(row["round"], row["participants"], row["product"]) for row in own]
+        if facts != [(row["round"], row["participants"], row["product"]) for row in told]:
             raise BindingError("its equations are not those of the manifest")
-        if any(one["holds"] != (one["sum"] == one["product"]) for one in told):
+        if any(row["holds"] != (row["sum"] == row["product"]) for row in told):
             raise BindingError("an equation does not hold as it says")
 
     def _check_end(self, settled: Mapping[str, Any]) -> None:
         """Raise if somebody is named without need, or this member, or if the window is closed early."""
-        if settled["named"] and all(one["holds"] and not one["odd"] for one in settled["rounds"]):
+        if settled["named"] and all(row["holds"] and not row["odd"] for row in settled["rounds"]):
             raise BindingError("somebody is named though everything adds up")
         if self.name in settled["named"] and self.member.misstates is None:
             raise RefusedError("is named, and has not lied")
@@ -526,13 +526,13 @@ class Settler:
         """Raise if something fails for good and this member, which is asked no more, showed no masks."""
         if not settled["final"] or self.config.word_bytes == 4 or self.member.rehearsal:
             return
-        for one in settled["rounds"]:
-            failed = [] if one["sum"] in (None, one["product"]) else [""]
-            shown = self.state.get(memory.TABLES.of(one["round"])) or {}
-            due = {*failed, *map(str, one["odd"])} if self.name in one["participants"] else set()
+        for row in settled["rounds"]:
+            failed = [] if row["sum"] in (None, row["product"]) else [""]
+            shown = self.state.get(memory.TABLES.of(row["round"])) or {}
+            due = {*failed, *map(str, row["odd"])} if self.name in row["participants"] else set()
             if not due <= {*shown}:
                 raise RefusedError(
-                    f"has not shown its masks of round {one['round']}, in which something does not add up"
+                    f"has not shown its masks of round {row['round']}, in which something does not add up"
                 )
 
     # ---------------------------------------------------------------------------------------------- internals
