@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from decimal import Decimal
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,7 +18,7 @@ from fedmerit.config import VERSION
 from fedmerit.errors import CopyDiffers, KeyFileError, LedgerError, StoreError
 from fedmerit.identity import SERVER, Member, Roster, read_roster
 from fedmerit.ledger.chain import LEDGER, START, Copy, Ledger, Record, reading
-from fedmerit.ledger.decisions import Departure, departs
+from fedmerit.ledger.decisions import Decision, OwnPart, departs
 from fedmerit.ledger.rounds import aborted, unreported
 from fedmerit.ledger.run import Run, check_head, check_kept, heads_signed, opening_of, replay
 from fedmerit.notes import Note, formatted, words
@@ -373,56 +373,47 @@ def _about_blame(record: Record) -> Note:
 
 def about_money(run: Run, member: str | None = None) -> Iterator[Note]:
     """Yield lines on the payout decisions, which were recomputed; on a member's own part in its copy."""
-    for decision in run.decisions:
-        paid, number = decision.paid, decision.number
-        mine, currency = "", f" {paid.currency}" if paid.currency else ""
-        if member is not None:
-            amount = paid.by_client.get(member, Decimal(0))
-            mine = Note("payouts-mine", amount=amount, currency=currency, client=member)
-        yield _terms_line(number, decision.departures)
-        yield Note(
-            "payouts",
-            decision=number,
-            record=decision.record,
-            instead=Note("payouts-instead", decision=decision.replaces) if decision.replaces else "",
-            after=_after(run, decision.rounds),
-            budget=paid.budget,
-            currency=currency,
-            rule=decision.terms.rule,
-            mine=mine,
-        )
-        despite = "despite" if decision.terms.despite_doubts else "despite-unsaid"
-        for doubt in decision.overruled:
-            yield Note(despite, decision=number, doubt=str(doubt))
-        yield from _approved(run, number)
-    for part in run.own:
-        yield _terms_line(part.number, part.departures)
-        yield Note(
-            "payout" if part.recomputed else "payout-stated",
-            decision=part.number,
-            after=_after(run, part.rounds),
-            money=formatted(part.amount, ","),
-            client=run.reader,
-        )
-        if part.terms.despite_doubts:
-            yield Note("despite-any", decision=part.number)
-        yield from _approved(run, part.number)
-
-
-def _approved(run: Run, decision: int) -> Iterator[Note]:
-    if clients := run.approved(decision):
-        yield Note("approved", decision=decision, clients=clients, members=len(run.clients))
-
-
-def _terms_line(decision: int, departures: Sequence[Departure]) -> Note:
-    if departed := departs(departures):
-        return Note("terms-departed", decision=decision, departs=departed)
-    return Note("terms-kept", decision=decision)
-
-
-def _after(run: Run, rounds: int) -> str:
+    made_or_own: list[Decision | OwnPart] = [*run.decisions, *run.own]
     planned = run.config.training.rounds
-    return Note("payouts-after", round=rounds, planned=planned) if rounds < planned else ""
+    for made in made_or_own:
+        number, rounds, departed = made.number, made.rounds, departs(made.departures)
+        after = Note("payouts-after", round=rounds, planned=planned) if rounds < planned else ""
+        if departed:
+            yield Note("terms-departed", decision=number, departs=departed)
+        else:
+            yield Note("terms-kept", decision=number)
+        if isinstance(made, Decision):
+            yield from _about_payouts(made, member, after)
+        else:
+            code = "payout" if made.recomputed else "payout-stated"
+            money = formatted(made.amount, ",")
+            yield Note(code, decision=number, after=after, money=money, client=run.reader)
+            if made.terms.despite_doubts:
+                yield Note("despite-any", decision=number)
+        if clients := run.approved(number):
+            yield Note("approved", decision=number, clients=clients, members=len(run.clients))
+
+
+def _about_payouts(decision: Decision, member: str | None, after: str) -> Iterator[Note]:
+    paid, number = decision.paid, decision.number
+    mine, currency = "", f" {paid.currency}" if paid.currency else ""
+    if member is not None:
+        amount = paid.by_client.get(member, Decimal(0))
+        mine = Note("payouts-mine", amount=amount, currency=currency, client=member)
+    yield Note(
+        "payouts",
+        decision=number,
+        record=decision.record,
+        instead=Note("payouts-instead", decision=decision.replaces) if decision.replaces else "",
+        after=after,
+        budget=paid.budget,
+        currency=currency,
+        rule=decision.terms.rule,
+        mine=mine,
+    )
+    despite = "despite" if decision.terms.despite_doubts else "despite-unsaid"
+    for doubt in decision.overruled:
+        yield Note(despite, decision=number, doubt=str(doubt))
 
 
 # -------------------------------------------------------------------------------------------- this machine

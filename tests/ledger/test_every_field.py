@@ -254,9 +254,9 @@ def test_a_round_too_many_and_an_end_in_a_round_are_refused(flower):
 def test_scores_are_stated_once_after_each_round(flower):
     path, records, keys = flower
     last = where(records, "scores", 2)
-    refused(path, [*records[:last], records[last], *records[last:]], keys, "expected one record of scores")
-    signed = [one for one in records if one.kind not in ("seen", "decision")]
-    refused(path, [*signed[:last], *signed[last + 1 :]], keys, "after round 3: expected one record of scores")
+    refused(path, [*records[:last], records[last], *records[last:]], keys, "got {'scores': 2}")
+    signed = [record for record in records if record.kind not in ("seen", "decision")]
+    refused(path, [*signed[:last], *signed[last + 1 :]], keys, "after round 3: expected records .*got {}")
 
 
 def test_a_member_signs_one_head_and_at_the_end(flower):

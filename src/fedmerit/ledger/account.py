@@ -199,17 +199,10 @@ class Account(Settled):
             return Note("settlement-unclosed", clients=self.missing, needed=self.threshold)
         return Note("settlement-open", clients=self.missing, until=moment(self.closes))
 
-    def check_final(self) -> None:
-        """Raise UnsettledShares while the settlement can still change; its code is that of `provisional`."""
-        if still := self.provisional():
-            raise UnsettledShares(still, code=still.code.removeprefix("settlement-"))
-
     def check_payable(self, rule: str, *, despite: bool) -> None:
-        """Raise UnsettledShares if an equation fails and nobody was named for it.
+        """Raise UnsettledShares if an equation fails and nobody was named for it, unless paid ``despite`` it.
 
-        Args:
-            rule: by which members are paid; "equal" needs no score.
-            despite: whether to pay anyway.
+        The rule "equal" needs no score.
         """
         if self.unexplained and rule != "equal" and not despite:
             rounds = tuple(words("settled.round", round=entry.round) for entry in self.unexplained)

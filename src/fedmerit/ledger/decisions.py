@@ -225,7 +225,8 @@ def _payable(account: Account | None, terms: Terms) -> Account:
         raise UnsettledShares(Note("settlement-lacking"), code="unsettled")
     if (utility := account.manifest.utility) != terms.utility:
         raise LedgerError(f"utility: expected {utility!r}, as settled, got {terms.utility!r:.40}")
-    account.check_final()
+    if still := account.provisional():
+        raise UnsettledShares(still, code=still.code.removeprefix("settlement-"))
     account.check_payable(terms.rule, despite=terms.despite_doubts)
     return account
 
@@ -405,8 +406,7 @@ class DecisionFold:
         if mine:
             loss = terms.forfeit if account is not None and member in account.liars else 0.0
             options = [] if score is None else [(1 - loss) * part for part in _own_shares(score, body, terms)]
-            recomputed = bool(options)
-            near = _rounding(score, totals)
+            recomputed, near = bool(options), _rounding(score, totals)
             if options and not any(
                 math.isclose(share, option, rel_tol=1e-9, abs_tol=near) for option in options
             ):
@@ -487,11 +487,7 @@ def _fence_of(body: kinds.PrivateDecision) -> Fence:
 
 
 def _rounding(own: float | None, totals: kinds.DecisionTotals) -> float:
-    """Return how far a share may be from what its score gives.
-
-    That is for scores that only rounding separates from 0 or from another member's, see
-    `fedmerit.scoring.types.rounding`.
-    """
+    """Return how far a share may be from what its score gives: see `fedmerit.scoring.types.rounding`."""
     positive = number(totals.positive)
     return 1e-9 * max(1.0, abs(own or 0.0)) / positive if positive > 0 else 1e-15
 

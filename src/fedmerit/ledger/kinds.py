@@ -443,8 +443,8 @@ def keys_of(record: Record) -> Mapping[str, bytes]:
     with reading(record):
         if record.kind != "run" or record.author != SERVER:
             raise LedgerError("expected the run's first record")
-        first: First = converted(record.body, First)
-        return first.public or {}
+        keys = record.body.get("keys")
+        return {} if keys is None else {name: bytes.fromhex(key) for name, key in keys.items()}
 
 
 def first_in(record: Record | None, path: Path) -> tuple[First, Config]:

@@ -16,6 +16,7 @@ the hash of the body of another member's report, score or payout.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -590,17 +591,14 @@ class Rounds:
         records, self._stated = self._stated, None
         if records is None:
             return
-        listed = [record.kind for record in records]
+        listed, due = [record.kind for record in records], ["scores"]
+        if self.config.scoring.visibility == "coordinator":
+            due = ["totals", *["score"] * len(self._heard)]
         after = f"after round {self.closed[-1].number}: expected"
-        if self.config.scoring.visibility == "all":
-            if listed != ["scores"]:
-                raise LedgerError(f"{after} one record of scores, got {len(listed)}")
+        if listed != due:
+            raise LedgerError(f"{after} records {dict(Counter(due))}, got {dict(Counter(listed))}")
+        if due == ["scores"]:
             return
-        if listed != ["totals"] + ["score"] * len(self._heard):
-            raise LedgerError(
-                f"{after} totals and {len(self._heard)} scores, "
-                f"got {listed.count('totals')} and {listed.count('score')}"
-            )
         open_ = [record.body["member"] for record in records[1:] if not record.withheld]
         expected = self._heard if self.reader is None else self._heard & {self.reader}
         if len(open_) != len(expected) or set(open_) != expected:

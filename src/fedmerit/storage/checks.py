@@ -65,20 +65,19 @@ def read_scores(path: Path) -> ScoreFiles:
     return files
 
 
-def check_scores(path: Path, files: ScoreFiles, run: Run) -> dict[str, int]:
+def check_scores(path: Path, files: ScoreFiles, run: Run) -> tuple[Note, ...]:
     """Check that ``scores.json`` and ``scores.csv`` follow from all of the ledger's rounds, or the first few.
 
     If a process is killed after the ledger's transaction and before it writes these files, they stay one
     round behind, or lack the settlement. They are then correct, but the ledger has more.
 
     Returns:
-        The files that are older than the ledger, and by how many rounds (0: by the settlement alone); empty
-        if none is.
+        A note on each file that is missing or older than the ledger.
 
     Raises:
         CopyDiffers: a file says something else, or cannot be read.
     """
-    rounds, config, late = run.rounds, run.config, dict[str, int]()
+    rounds, config = run.rounds, run.config
     accounts: tuple[Account | None, ...] = (None, *run.accounts)
 
     @cache
@@ -89,23 +88,26 @@ def check_scores(path: Path, files: ScoreFiles, run: Run) -> dict[str, int]:
         except (FedmeritError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise LedgerError(f"the reports in the ledger give no scores: {error!s:.200}") from error
 
-    for name, data in files.items():
-        held, parsed = 0, _json if name == "scores.json" else _table
-        if data is not None:
-            with _copy(path, name, config):
-                content = parsed(path / name, data)
-                held = _rounds_in(content, run)
-            settled = reversed(range(len(accounts) if held == len(rounds) else 1))
-            right = [parsed(path, expected(held, account)[name]) for account in settled]
-            if content.get("1") not in [option.get("1") for option in right]:  # it has columns of more rounds
-                right = [parsed(path, expected(len(rounds), 0)[name])]
-            with _copy(path, name, config):
-                if _first_alike(content, right, name if name == "scores.json" else f"{name} line"):
-                    late[name] = 0
-        lines = any(closed.reports if config.reports else closed.included for closed in rounds[held:])
-        if held < len(rounds) and (name == "scores.json" or lines or data is None):
-            late[name] = len(rounds) - held  # the other rounds have no lines
-    return late
+    def lateness(name: str) -> Note | None:
+        if (data := files[name]) is None:
+            return Note("file-gone", file=name) if rounds else None
+        parsed, where = (_json, name) if name == "scores.json" else (_table, f"{name} line")
+        with _copy(path, name, config):
+            content = parsed(path / name, data)
+        held = _rounds_in(content, run)
+        settled = reversed(range(len(accounts) if held == len(rounds) else 1))
+        right = [parsed(path, expected(held, account)[name]) for account in settled]
+        if content.get("1") not in [option.get("1") for option in right]:  # it has columns of more rounds
+            right = [parsed(path, expected(len(rounds), 0)[name])]
+        with _copy(path, name, config):
+            place = _first_alike(content, right, where)
+        behind = rounds[held:]
+        lines = any(closed.reports if config.reports else closed.included for closed in behind)
+        if behind and (name == "scores.json" or lines):  # other rounds have no lines
+            return Note("file-older", file=name, rounds=len(behind))
+        return Note("file-unsettled", file=name) if place else None
+
+    return tuple(filter(None, map(lateness, files)))
 
 
 def _rounds_in(content: Mapping[str, Any], run: Run) -> int:
@@ -148,29 +150,20 @@ FOLLOW_FROM = {"reports": "scores", "settled": "scores-settled", "both": "scores
 
 
 def about_scores(
-    path: Path, files: ScoreFiles, late: Mapping[str, int], config: Config, *, running: bool = False
+    path: Path, files: ScoreFiles, late: Sequence[Note], config: Config, *, running: bool = False
 ) -> Iterator[Note]:
     """Yield what `check_scores` found; ``running`` says that a process keeps writing in the folder."""
     if any(data is not None for data in files.values()):
         yield Note(FOLLOW_FROM[config.scoring.method])
     else:
         yield Note("scores-unwritten" if late else "scores-none")
-    if not late:
-        return
-    older = []
-    for name, count in late.items():
-        if files[name] is None:
-            older.append(Note("file-gone", file=name))
-        elif count:
-            older.append(Note("file-older", file=name, rounds=count))
-        else:
-            older.append(Note("file-unsettled", file=name))
     how = Note("files-by-command", path=str(path))
     if running:
         how = Note("files-by-process")
     elif config.scoring.truth:
         how = Note("files-by-resume")
-    yield Note("files", files=older, how=how)
+    if late:
+        yield Note("files", files=late, how=how)
 
 
 def renew(path: Path, run: Run) -> str:
@@ -199,7 +192,7 @@ def renew(path: Path, run: Run) -> str:
             write_scores(folder, scores_document(run.rounds, run.config, run.account))
     except CopyDiffers as error:
         raise StoreError(str(error)) from error
-    return f"wrote {' and '.join(late)} again, from the ledger"
+    return f"wrote {' and '.join(note.values['file'] for note in late)} again, from the ledger"
 
 
 def _json(path: Path, text: bytes) -> dict[str, Any]:

@@ -250,9 +250,8 @@ class LedgerRecorder:
     def write_scores(self) -> dict[str, Any]:
         """Write ``scores.json`` and ``scores.csv`` from the rounds so far; return what they hold."""
         account = replay(self.folder.ledger).account if self.recorded("settled") else None
-        truth = (
-            self.truth([closed.number for closed in self.rounds if closed.included]) if self.truth else None
-        )
+        summed = [closed.number for closed in self.rounds if closed.included]
+        truth = self.truth(summed) if self.truth else None
         content = scores_document(self.rounds, self.config, account, truth=truth)
         write_scores(self.folder, content)
         return content
@@ -325,11 +324,12 @@ def record_decision(run: Run, terms: Terms, heading: Heading | None = None) -> t
     Raises:
         DoubtfulShares: the reports contradict themselves, and the terms do not say to pay despite that.
         StoreError: the ledger has grown since it was verified, or the server's key is not in the folder.
-        UnsettledShares: the settlement is not final, or a verdict was not judged anew; its code says which.
+        UnsettledShares: the settlement is not final, or a verdict was not judged anew because there is no
+            archive; its code says which.
     """
-    config = run.config
-    if terms.score == "PHI":
-        _check_judged(run)
+    config, judged = run.config, (run.path.parent / ARCHIVE).is_dir()
+    if terms.score == "PHI" and run.settlement is not None and run.settlement.verdicts and not judged:
+        raise UnsettledShares(Note("settlement-unjudged", path=run.name), code="unjudged")
     named = (heading or Heading()).over(config.heading)
     terms = replace(terms, currency=terms.currency or named.currency)
     made = decide(run.rounds, terms, config, run.decisions, run.account)
@@ -416,13 +416,6 @@ def _unchanged(run: Run) -> Iterator[Folder]:
 def _repeats(last: Decision, made: Decision, *, dated: bool) -> bool:
     heading = last.heading if dated else replace(last.heading, date=made.heading.date)
     return (last.terms, last.rounds, heading) == (made.terms, made.rounds, made.heading)
-
-
-def _check_judged(run: Run) -> None:
-    """Raise UnsettledShares if a verdict was not judged anew, because the run has no archive."""
-    verdicts = run.settlement is not None and run.settlement.verdicts
-    if verdicts and not (run.path.parent / ARCHIVE).is_dir():
-        raise UnsettledShares(Note("settlement-unjudged", path=run.name), code="unjudged")
 
 
 def closing(round_: Round, model: Model, outcome: Outcome | None) -> dict[str, Any]:
