@@ -58,9 +58,7 @@ def document(
     }
 
 
-def sums_object(
-    rounds: Sequence[Reports], names: Sequence[str], *, missing: Missing = "zero"
-) -> dict[str, Any]:
+def sums_object(rounds: Sequence[Reports], names: Sequence[str], *, missing: Missing) -> dict[str, Any]:
     """Return what a document says of all rounds together; lists are in the order of ``names``."""
     totals = totals_of(rounds, missing=missing)
     return {

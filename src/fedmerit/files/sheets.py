@@ -541,7 +541,7 @@ def looks_like_a_date(text: str) -> bool:
 
 
 def plain_numbers(
-    sheet: Sheet, columns: Collection[str], *, counts: Collection[str] = (), decimal: str = "", how: str
+    sheet: Sheet, columns: Collection[str], *, counts: Collection[str] = (), decimal: str, how: str
 ) -> tuple[Sheet, str, dict[str, int]]:
     """Return the table with plain numbers, the decimal mark, and how many marks for thousands columns had.
 

@@ -30,7 +30,6 @@ from zipfile import ZipFile, is_zipfile
 from fedmerit.errors import FedmeritError, FileFormatError, MissingExtra
 from fedmerit.files import sheets
 from fedmerit.files.sheets import (
-    FOUND_OUT,
     TOP,
     Exact,
     Expected,
@@ -50,7 +49,7 @@ MOST_PARTS = 10_000
 NEEDS = "workbooks (.xlsx) need: pip install 'fedmerit[xlsx]'; CSV needs nothing"
 
 
-def read_workbook(path: Path, expected: Expected, form: SheetForm = FOUND_OUT) -> Sheet:
+def read_workbook(path: Path, expected: Expected, form: SheetForm) -> Sheet:
     """Return the table in a workbook, or raise FileFormatError."""
     data = sheets.bytes_of(path)
     if not is_zipfile(BytesIO(data)):

@@ -117,21 +117,21 @@ def _check_two(one: ComparedRun, other: ComparedRun) -> None:
 
 def _check_whole(first: ComparedRun, run: ComparedRun, *, asked: str | None) -> None:
     """Raise NotComparable if a run is not over, or its scores may change."""
-    facts, source = run.facts, run.facts.source
+    facts, source, code, what = run.facts, run.facts.source, "unsettled", ""
     if facts.unfinished:
         closed, planned = facts.unfinished
-        what = f"it is not over: {closed} of {planned} rounds are closed"
-        raise _refusal(first, run, "unfinished", what)
-    if source.unsettled and asked is None:
-        raise _refusal(first, run, "unsettled", f"it is not settled: {source.unsettled}")
-    if facts.settled and source.account is None:
-        why = source.unsettled or words("unsettled.not-settled")
-        raise _refusal(first, run, "unsettled", f"it has no PHI: {why}")
-    if facts.settled and (still := facts.account.provisional()):
-        raise _refusal(first, run, "unfinished", f"it is not over: {still}")
-    if not facts.settled and not source.rounds:
+        code, what = "unfinished", f"it is not over: {closed} of {planned} rounds are closed"
+    elif source.unsettled and asked is None:
+        what = f"it is not settled: {source.unsettled}"
+    elif facts.settled and source.account is None:
+        what = f"it has no PHI: {source.unsettled or words('unsettled.not-settled')}"
+    elif facts.settled and (still := facts.account.provisional()):
+        code, what = "unfinished", f"it is not over: {still}"
+    elif not facts.settled and not source.rounds:
         what = f"its members report nothing, so there is no {facts.ranked_by}; expected --score PHI"
-        raise _refusal(first, run, "score", what)
+        code = "score"
+    if what:
+        raise _refusal(first, run, code, what)
 
 
 def _refusal(first: ComparedRun, other: ComparedRun, code: str, what: str, **values: object) -> NotComparable:

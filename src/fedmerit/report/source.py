@@ -190,9 +190,7 @@ def _unscored_run(run: Run) -> str:
     return f"{over}; start another in a new folder, with {needed}"
 
 
-def _of_file(
-    path: Path, utility: str | None = None, missing: Missing | None = None, form: SheetForm = FOUND_OUT
-) -> Source:
+def _of_file(path: Path, utility: str | None, missing: Missing | None, form: SheetForm = FOUND_OUT) -> Source:
     """Return what is in a file of reports, or in the scores.json of a folder with the settings beside it."""
     config = of_folder(path) if (path / "config.toml").is_file() else None
     file = scores_in(path) if path.is_dir() else path

@@ -440,8 +440,8 @@ def as_dict(facts: Facts, client: str) -> dict[str, Any]:
     decision, run = _decision(facts)
     paid, private = decision.paid, facts.source.private
     standing, like, cost = facts.standing.get(client), facts.alike.get(client), absence_cost(facts, client)
-    spans = None if facts.spans is None or client not in facts.spans else facts.spans
-    ends = None if spans is None else amounts_within(spans, paid)
+    spans = facts.spans or {}
+    ends = amounts_within(spans, paid)
     return {
         "member": client,
         **facts.source.heading.body(),
@@ -464,9 +464,9 @@ def as_dict(facts: Facts, client: str) -> dict[str, Any]:
         "aborted": list(facts.source.aborted),
         "unreported": list(facts.source.unreported),
         "cents": paid.cents(paid.by_client.get(client, paid.nothing)),
-        "cents_interval": None if ends is None else [paid.cents(end) for end in ends[client]],
+        "cents_interval": [paid.cents(end) for end in ends[client]] if client in ends else None,
         "share": decision.shares.by_client.get(client, 0.0),
-        "share_interval": None if spans is None else list(spans[client]),
+        "share_interval": list(spans[client]) if client in spans else None,
         "contribution": None if standing is None else standing.total,
         "made_worse": client in facts.harmful,
         "disagreeing": list(filter(None, itertools.chain(*facts.otherwise(client)))),

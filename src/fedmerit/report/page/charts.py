@@ -177,7 +177,7 @@ def course_rows(facts: Facts) -> list[dict[str, Any]]:
     ]
 
 
-def course(facts: Facts, rows: list[dict[str, Any]], who: str, *, param: str = "who") -> Spec:
+def course(facts: Facts, rows: list[dict[str, Any]], who: str) -> Spec:
     """Return one member's sum over the rounds, with the other members behind it."""
     shown = list(facts.shown)
     scale = {"domain": [shown[0], max(shown[-1], shown[0] + 1)], "nice": False}
@@ -186,7 +186,7 @@ def course(facts: Facts, rows: list[dict[str, Any]], who: str, *, param: str = "
     totals = [row["total"] for row in rows]
     scale = {"domain": [min(0.0, *totals), max(0.0, *totals)], "nice": True}
     at = {"x": x, "y": field("total:Q", title=None, axis={**SIGNED, "tickCount": 3}, scale=scale)}
-    own, last = f"datum.member === {param}", f"datum.round === {shown[-1]}"
+    own, last = "datum.member === who", f"datum.round === {shown[-1]}"
     away = {**DOT, "shape": "cross", "angle": 45, "size": 70, "color": "var(--below)"}
     return dressed(
         zero(horizontal=True),
@@ -194,7 +194,7 @@ def course(facts: Facts, rows: list[dict[str, Any]], who: str, *, param: str = "
         layer(rows, "line", at, only=own, strokeWidth=2.4, color="var(--accent)"),
         layer(rows, "point", at, only=f"{own} && {last}", **DOT, size=38),
         layer(rows, "point", at, only=f"{own} && datum.missed", **away),
-        params=[{"name": param, "value": who}],
+        params=[{"name": "who", "value": who}],
         height=96,
         description=words("chart.course"),
         ticks=10,
@@ -433,19 +433,19 @@ WIDTH = 18
 """Width of a label in letters; a wide letter counts as two."""
 
 
-def labels(names: Sequence[str], width: int = WIDTH) -> dict[str, str]:
+def labels(names: Sequence[str]) -> dict[str, str]:
     """Return name -> label: long names lose their middle, at a place where no two labels become equal.
 
     >>> clinics = ["Universitätsklinikum Bonn", "Universitätsklinikum Köln", "Ulm"]
     >>> list(labels(clinics).values())
     ['Universit…kum Bonn', 'Universit…kum Köln', 'Ulm']
     """
-    for tail in range((width - 1) // 2, width):  # names often differ at the end
-        found = {name: _cut(name, width - 1 - tail, tail) for name in names}
+    for tail in range((WIDTH - 1) // 2, WIDTH):  # names often differ at the end
+        found = {name: _cut(name, WIDTH - 1 - tail, tail) for name in names}
         if len(set(found.values())) == len(names):
             return found
     marks = [f"… ({place})" for place in range(1, len(names) + 1)]  # they differ only in the middle
-    return {name: _head(name, width - len(mark)) + mark for name, mark in zip(names, marks, strict=True)}
+    return {name: _head(name, WIDTH - len(mark)) + mark for name, mark in zip(names, marks, strict=True)}
 
 
 def _cut(name: str, head: int, tail: int) -> str:

@@ -131,23 +131,14 @@ MOST_CELLS = 4000
 """The most cells in a table of members and rounds; larger tables are only in scores.csv."""
 
 
-def page(
-    path: str | Path,
-    *,
-    form: SheetForm = FOUND_OUT,
-    language: str | None = None,
-    heading: Heading | None = None,
-) -> str:
+def page(path: str | Path, *, language: str | None = None, heading: Heading | None = None) -> str:
     """Return the page of a run folder or a file of reports; the same input gives the same bytes.
 
-    Args:
-        path: see :func:`fedmerit.report.source.read_source`.
-        form: how a CSV file is written, as far as its owner says so.
-        language: "en" (the default) or "de".
-        heading: what it leaves empty is as in the decision in force, or in the settings.
+    ``language`` is "en" (the default) or "de". What ``heading`` leaves empty is as in the decision in force,
+    or in the settings.
     """
     with speaking(language or "en"):
-        return render(facts_of(path, form=form, heading=heading))
+        return render(facts_of(path, heading=heading))
 
 
 def facts_of(path: str | Path, *, form: SheetForm = FOUND_OUT, heading: Heading | None = None) -> Facts:
@@ -332,7 +323,7 @@ def _shown(value: Any) -> Any:
     return unbroken(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
-def _script_words(decimals: int = 2) -> dict[str, str]:
+def _script_words(decimals: int) -> dict[str, str]:
     """Return the words that the page's script says."""
     return {
         "problem": words("pay.no-payouts", why="%s"), "unpaid": words("pay.unpaid"),

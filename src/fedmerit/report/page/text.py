@@ -231,23 +231,24 @@ def _places(facts: Facts) -> Iterator[str]:
         total = sure_worth(facts, best, unit=True)
         yield words("lede.all-same", who=_some(facts.total.n, facts), total=total)
         return
-    yield _place(facts, first, "first")
+    yield _place(facts, first, ("lede.first", "lede.first-may", "lede.first-shared"))
     if worst.client in facts.suspects:
         yield words("lede.suspect", client=worst.client, total=sure_worth(facts, worst, unit=True))
     elif worst is not best:
-        yield _place(facts, [standing for standing in standings if standing.rank == worst.rank], "last")
+        last = [standing for standing in standings if standing.rank == worst.rank]
+        yield _place(facts, last, ("lede.last", "lede.last-may", "lede.last-shared"))
 
 
-def _place(facts: Facts, equals: Sequence[Standing], where: str) -> str:
-    first, total = where == "first", sure_worth(facts, equals[0], unit=True)
-    client, ranks = equals[0].client, equals[0].rank_interval
+def _place(facts: Facts, equals: Sequence[Standing], codes: tuple[str, str, str]) -> str:
+    """Return who has a place: surely, possibly, or together with others."""
+    surely, possibly, shared = codes
+    one, total = equals[0], sure_worth(facts, equals[0], unit=True)
     if len(equals) > 1:
-        clients = tuple(standing.client for standing in equals)
-        return words("lede.first-shared" if first else "lede.last-shared", clients=clients, total=total)
-    if ranks is None or ranks[0] == ranks[1]:
-        return words("lede.first" if first else "lede.last", client=client, total=total)
-    code = "lede.first-may" if first else "lede.last-may"
-    return words(code, client=client, total=total, low=ranks[0], high=ranks[1], n=facts.total.n)
+        return words(shared, clients=tuple(standing.client for standing in equals), total=total)
+    low, high = one.rank_interval or (one.rank, one.rank)
+    if low == high:
+        return words(surely, client=one.client, total=total)
+    return words(possibly, client=one.client, total=total, low=low, high=high, n=facts.total.n)
 
 
 def _change(facts: Facts) -> str:
