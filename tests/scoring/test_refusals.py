@@ -15,6 +15,7 @@ from fedmerit.scoring.amounts import division, payouts
 from fedmerit.scoring.ground_truth import agreement, banzhaf, multi_round, sampled_shapley, semivalue, shapley
 from fedmerit.scoring.panel import share_errors
 from fedmerit.scoring.rewards import share_intervals, shares
+from fedmerit.scoring.sampling import resolvable_gap, samples_needed
 from fedmerit.scoring.scores import SCORES, alpha, cos_model, ee, fp, influence, solo
 from fedmerit.scoring.types import Reports, Scores, Table
 from fedmerit.scoring.uncertainty import (
@@ -24,8 +25,6 @@ from fedmerit.scoring.uncertainty import (
     pair_errors,
     rank_intervals,
     repeats,
-    resolvable_gap,
-    samples_needed,
 )
 
 nan, inf, huge = math.nan, math.inf, 10**400

@@ -23,6 +23,8 @@ from fedmerit.scoring.sampling import (
     least_error,
     pair_freedom,
     quantiles,
+    resolvable_gap,
+    samples_needed,
     signs,
     sketch,
     strata_for,
@@ -38,8 +40,6 @@ from fedmerit.scoring.uncertainty import (
     intervals,
     pair_errors,
     rank_intervals,
-    resolvable_gap,
-    samples_needed,
 )
 
 LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=40)

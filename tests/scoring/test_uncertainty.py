@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, t
 
 from fedmerit.errors import ReportError
-from fedmerit.scoring.sampling import spread_factors, student_quantile
+from fedmerit.scoring.sampling import resolvable_gap, samples_needed, spread_factors, student_quantile
 from fedmerit.scoring.types import Scores
 from fedmerit.scoring.uncertainty import (
     MOST_GROUPS,
@@ -24,8 +24,6 @@ from fedmerit.scoring.uncertainty import (
     pair_errors,
     rank_intervals,
     repeats,
-    resolvable_gap,
-    samples_needed,
     sure_signs,
 )
 

@@ -189,10 +189,10 @@ def take(content: RecordDict) -> Parcel:
 
 def answer_in(content: RecordDict) -> bytes:
     """Return the bytes of a member's answer; refuse arrays beside them."""
-    record = content.get(BYTES)
-    if not isinstance(record, ArrayRecord) or len(record) != 1:
+    parcel = take(content)
+    if parcel.arrays:
         raise MessageError("the answer does not come from fedmerit")
-    return take(content).head
+    return parcel.head
 
 
 def _numbers(array: Array) -> npt.NDArray[Any]:

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -69,9 +68,8 @@ def evaluator(value: Value, shape: Shape, utilities: Sequence[str]) -> Evaluate:
     return evaluate
 
 
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """Some samples of the test set: ``x`` and ``y``."""
+class Samples(NamedTuple):
+    """Some samples of the test set."""
 
     x: npt.NDArray[Any]
     y: npt.NDArray[Any]

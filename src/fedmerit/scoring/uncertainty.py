@@ -26,23 +26,10 @@ from fedmerit.scoring.sampling import (
     Quantile,
     pair_freedom,
     quantiles,
-    resolvable_gap,
-    samples_needed,
     student_quantile,
     upper_quantile,
 )
 from fedmerit.scoring.types import RoundScatter, Scores, Vector, in_order, level_of, order_signs, rounding
-
-__all__ = [
-    "Pairs",
-    "compare_pairs",
-    "indistinguishable",
-    "intervals",
-    "pair_errors",
-    "rank_intervals",
-    "resolvable_gap",
-    "samples_needed",
-]
 
 # ----------------------------------------------------------------------------------------- critical values
 

@@ -86,7 +86,7 @@ class Phi:
     """An `Analysis` of plain rounds: everybody's Aumann-Shapley score, per utility that has a gradient."""
 
     federation: Federation
-    utilities: Sequence[Utility] | None = None  # to score by; None takes all of the federation
+    utilities: Sequence[Utility]  # to score by
     rounds: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """Per round and utility, what `summed` keeps."""
     without: dict[str, tuple[FedmeritError, int]] = field(default_factory=dict)
@@ -94,8 +94,6 @@ class Phi:
     _noted: int = 0
 
     def __post_init__(self) -> None:
-        if self.utilities is None:
-            self.utilities = self.federation.utilities
         shown, network = self.federation.pool.first, self.federation.network
         load_vector(network, self.federation.first)
         for utility in self.utilities:
@@ -113,7 +111,7 @@ class Phi:
         blocks, balanced = min(BLOCKS, len(shown.y)), self.federation.pool.balanced
         path = self.federation.network, plain.m0, outcome.model, shown.x, shown.y
         measured = self.rounds[outcome.round] = {}
-        for utility in self.utilities or ():
+        for utility in self.utilities:
             if utility.name in self.without:
                 continue
             try:

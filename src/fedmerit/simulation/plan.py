@@ -17,8 +17,8 @@ import torch
 from fedmerit.config import Config
 from fedmerit.notes import Note
 from fedmerit.protocol.direction import BLOCKS, POINTS
-from fedmerit.scoring.sampling import SKETCH, pair_freedom
-from fedmerit.scoring.uncertainty import TRAINING, resolvable_gap
+from fedmerit.scoring.sampling import SKETCH, pair_freedom, resolvable_gap
+from fedmerit.scoring.uncertainty import TRAINING
 from fedmerit.simulation.analysis import BUDGET, MOST_EXACT
 from fedmerit.simulation.direction import direction
 from fedmerit.simulation.models import load_vector

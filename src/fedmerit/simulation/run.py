@@ -421,7 +421,7 @@ class Rehearsal:
         self.phi = None
         if not self.config.settles:  # otherwise members state their scores
             if self.config.scoring.visibility == "all":  # a round's record is for everybody
-                self.phi = phi or Phi(federation)
+                self.phi = phi or Phi(federation, federation.utilities)
                 self._notes(self.phi.new_notes())
             else:
                 self._notes([Note("phi-private")])
