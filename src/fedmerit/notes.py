@@ -315,11 +315,8 @@ def first_names(names: Sequence[str], most: int) -> str:
 def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6, exact: int = 0) -> str:
     """Return the known name that a name is almost, or an empty text; case, blanks, "-" and "_" do not count.
 
-    Args:
-        name: as somebody wrote it.
-        known: the names that there are.
-        likeness: from 0 to 1: how much of both names must be the same.
-        exact: known names of at most so many letters must be the same in all that counts.
+    ``likeness`` says how much of both names must be the same, from 0 to 1. Known names of at most ``exact``
+    letters must be the same in all that counts.
 
     >>> nearest("round", ["rounds", "lr"]), nearest("Se-Alpha", ["se_alpha"]), nearest("colour", ["rounds"])
     ('rounds', 'se_alpha', '')

@@ -143,12 +143,9 @@ class Account(Settled):
         )
 
     def scores(self, missing: Missing = "zero") -> Scores:
-        """Return PHI over the run, of everybody who stated.
+        """Return PHI over the run, of everybody who stated; raise UnsettledShares if nobody has.
 
         With ``missing`` = "own-mean", a round without a member in its sum counts at the member's own mean.
-
-        Raises:
-            UnsettledShares: nobody has stated.
         """
         count = len(self.rounds)
         if not self.scored:

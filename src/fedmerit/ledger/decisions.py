@@ -468,8 +468,7 @@ def _check_unpaid(unpaid: int, made: Division, own: int) -> None:
 def _fence_of(body: kinds.PrivateDecision) -> Fence:
     """Return the numbers behind "fenced", as a decision states them.
 
-    Raises:
-        LedgerError: they contradict each other or the totals. Only how many members count must be believed.
+    Raise LedgerError if they contradict each other or the totals. How many members count must be believed.
     """
     n = body.totals.n
     if body.fence is UNSET:

@@ -408,9 +408,8 @@ KINDS: Mapping[str, Kind] = {
 def typed(record: Record, members: Sequence[str], shown: Visibility) -> Any:
     """Return the typed body of a record; None if a copy withholds it.
 
-    Raises:
-        LedgerError: runs of this visibility have no such record, its author never writes it, or its body has
-            another form.
+    Raise LedgerError if runs of this visibility have no such record, its author never writes it, or its body
+    has another form.
     """
     kind = KINDS.get(record.kind)
     if kind is None:

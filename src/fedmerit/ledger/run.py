@@ -140,12 +140,9 @@ class Run:
 
 
 def replay(ledger: Records, *, member: str | None = None) -> Run:
-    """Return the run in a ledger or in a copy of one: verified, in one pass.
+    """Return the run in a ledger or in a copy of one; raise LedgerError at the first record that is wrong.
 
     ``member`` is who reads a copy that withholds records, if known; nothing of its own may be withheld.
-
-    Raises:
-        LedgerError: names the first record that is wrong.
     """
     fold: _Fold | None = None
     for record in verified(ledger.records(), kinds.keys_of):

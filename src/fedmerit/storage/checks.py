@@ -169,12 +169,9 @@ def about_scores(
 def renew(path: Path, run: Run) -> str:
     """Rewrite the score files of a verified run if a killed process left them older than its ledger.
 
-    Returns:
-        What was done, in words; an empty string if the files were up to date, or if the ledger has grown.
-
-    Raises:
-        StoreError: another process holds the folder, or a file contradicts the ledger. Such a file is left
-            alone, because somebody may have edited it on purpose.
+    Return what was done, in words; an empty text if the files were up to date, or if the ledger has grown.
+    Raise StoreError if another process holds the folder, or a file contradicts the ledger: it is left alone,
+    because somebody may have edited it on purpose.
     """
     try:
         if not check_scores(path, read_scores(path), run):
@@ -247,11 +244,7 @@ def check_config(path: Path, config: Config) -> None:
 
 
 def check_checkpoints(path: Path, rounds: Sequence[Round]) -> Iterator[Note]:
-    """Check the checkpoints that are still there, and yield a line if the last model is not.
-
-    Raises:
-        LedgerError: one is not the checkpoint that its round recorded.
-    """
+    """Check that the checkpoints still there are those recorded; yield a line if the last model is gone."""
     for closed in rounds:
         for name, field in (("model", "checkpoint"), ("members", "members_checkpoint")):
             file = checkpoint_in(path, name, closed.number)
