@@ -1,6 +1,5 @@
 """Members that the data names: a name never ends up on the samples of another."""
 
-import json
 import tomllib
 from functools import partial
 
@@ -20,7 +19,7 @@ from fedmerit.simulation.setup import prepare, read, resolve
 from fedmerit.verify import verify_folder
 from killing import half_run
 from raising import raises
-from runs import first_body
+from runs import bodies_of
 
 SITES = [f"Site {i}" for i in range(1, 11)]
 SMALL = {
@@ -57,27 +56,6 @@ def write_toml(path, raw):
     return path
 
 
-@pytest.mark.long
-def test_ten_sites_and_the_one_with_wrong_labels_is_the_one_that_is_named(tmp_path):
-    file = write_npz(tmp_path / "ten.npz", SITES, flipped=["Site 10"])
-    raw = small(file)
-    raw["data"]["test_size"] = 500
-    raw["training"]["local_epochs"] = 3
-    toml = write_toml(tmp_path / "ten.toml", raw)
-    planned = call("plan", toml)
-    assert planned.exit_code == 0
-    assert "\n10 members, 2 rounds" in planned.stdout
-    done = call("run", toml, "--out", tmp_path / "run")
-    assert done.exit_code == 0, done.stderr
-    assert "Site 10 is significantly below every other member" in done.stdout
-    assert "Site 2 is significantly below" not in done.stdout
-    content = json.loads((tmp_path / "run" / "scores.json").read_text())
-    assert content["clients"] == SITES
-    summed = dict(zip(SITES, content["cumulative"]["ALPHA"], strict=True))
-    assert min(summed, key=summed.get) == "Site 10"
-    assert all(value > 0 for name, value in summed.items() if name != "Site 10")
-
-
 @pytest.fixture(scope="module")
 def eight(tmp_path_factory):
     """Eight hospitals in a file, of 45 or 46 samples each."""
@@ -94,8 +72,7 @@ def test_all_groups_are_members_in_plan_and_run_and_the_resolved_config_is_what_
     assert recorded.resolved
     assert recorded.partition.names == tuple(SITES[:8])
     assert recorded.partition.clients == 8
-    with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
-        body = first_body(ledger, "run")
+    (body,) = bodies_of(tmp_path / "run", "run")
     assert from_dict(tomllib.loads(body["terms"]["config"])) == recorded
     assert body["terms"]["config_hash"] == recorded_hash(body["terms"]["config"])
     dataset = read(recorded)
@@ -162,8 +139,7 @@ def test_who_is_left_out_is_said_by_plan_and_run(eight, tmp_path):
 def test_a_ledger_must_say_who_its_members_are(eight, tmp_path):
     config = from_dict(small(eight), ["secure_aggregation.enabled=false"])
     run(config, tmp_path / "run")
-    with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
-        body, pool = dict(first_body(ledger, "run")), dict(first_body(ledger, "pool"))
+    body, pool = (dict(*bodies_of(tmp_path / "run", kind)) for kind in ("run", "pool"))
     (tmp_path / "forged").mkdir()
     (tmp_path / "forged" / "config.toml").write_text(config.to_toml())
     text = config.to_toml()

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from safetensors.numpy import load_file
 
-from federation_in import HERE, NAMES, bodies_in, make_keys, node_config, records_of, rounds_in, task
+from federation_in import HERE, NAMES, bodies_of, make_keys, node_config, records_of, rounds_in, task
 from fedmerit.errors import FedmeritError, LedgerError
 from fedmerit.simulation.models import load_vector
 from fedmerit.simulation.run import run as run_embedded
@@ -188,7 +188,7 @@ def test_a_server_app_killed_after_training_is_settled_by_the_next_one(request, 
     assert [after.count(kind) for kind in ("opening", "round", "end")] == [1, 2, 1]
     for kind in ("statement", "seen"):
         assert {record.author for record in records_of(out, kind)} == {*HOSPITALS}
-    settled = bodies_in(out, "settled")[-1]
+    settled = bodies_of(out, "settled")[-1]
     assert (settled["missing"], settled["named"], settled["final"]) == ([], [LIAR], True)
     lines = verified(out, tmp_path / VERIFIER, roster)
     assert "settlement: 0 of 2 equations hold" in lines

@@ -19,7 +19,7 @@ from command_line import call
 from federation_in import (
     NAMES,
     NODES,
-    bodies_in,
+    bodies_of,
     grid_of,
     make_keys,
     records_of,
@@ -66,11 +66,11 @@ def failed_start(home):
 def test_a_start_that_too_few_joined_leaves_its_folder_free(home):
     grid = failed_start(home)
     assert {record.kind for record in records_of(home / "run")} == {"run", "pool", "join"}
-    (before,) = bodies_in(home / "run", "run")
+    (before,) = bodies_of(home / "run", "run")
     _, rounds = run(home, grid)
     assert [set(one.reports) for one in rounds] == [{*NAMES}] * 2
     list(verify_folder(home / "run"))
-    (after,) = bodies_in(home / "run", "run")
+    (after,) = bodies_of(home / "run", "run")
     assert after["run"] != before["run"]
 
 
@@ -109,7 +109,7 @@ def no_ledger(home):
 
 def of_one_process(home):
     """A ledger of the engine in one process."""
-    (body,) = bodies_in(home / "run", "run")
+    (body,) = bodies_of(home / "run", "run")
     no_ledger(home)
     with Ledger(home / "run" / "ledger.sqlite") as ledger, ledger.transaction():
         ledger.append("server", "run", {**body, "terms": {**body["terms"], "engine": "embedded"}})
@@ -166,7 +166,7 @@ def test_a_new_run_starts_from_the_last_model_of_one_that_died(home):
     assert list(model) == list(first)
     assert [model[name].dtype for name in model] == [first[name].dtype for name in first]
     m = model_hash(Shape.of(first).read(model))
-    assert bodies_in(home / "run", "outcome")[-1]["m"] == m
+    assert bodies_of(home / "run", "outcome")[-1]["m"] == m
     strategy = small.contributions(
         home, test=task.arrays(), value=None, utilities=task.UTILITIES, folder=home / "second"
     )
@@ -297,7 +297,7 @@ def test_the_run_folder_holds_a_link_to_the_one_key(home):
     assert link.resolve() == home / "server.pem"
     assert stat.S_IMODE(os.stat(link).st_mode) == 0o600
     named = read_roster(home / "roster.toml").server.hex()
-    (begun,) = bodies_in(home / "run", "run")
+    (begun,) = bodies_of(home / "run", "run")
     assert begun["keys"]["server"] == named == public_key(load_key(home / "server.pem")).hex()
 
 

@@ -10,7 +10,7 @@ from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAvg
 
 import fedmerit.flower
-from federation_in import NODES, bodies_in, records_of, rounds_in
+from federation_in import NODES, bodies_of, records_of, rounds_in
 from fedmerit.errors import DoubtfulShares, ProtocolError, RunAborted
 from fedmerit.flower.codec import Shape
 from fedmerit.protocol.outcome import model_hash
@@ -39,7 +39,7 @@ def losing(home, which, **options):
 
 
 def kinds_in(folder):
-    return [record.kind for record in records_of(folder)], bodies_in(folder, "end")
+    return [record.kind for record in records_of(folder)], bodies_of(folder, "end")
 
 
 def vector(arrays):

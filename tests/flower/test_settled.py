@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord
 
 import fedmerit.flower
 from command_line import call
-from federation_in import NAMES, NODES, bodies_in, client, grid_of, make_keys, records_of, run, server, task
+from federation_in import NAMES, NODES, bodies_of, client, grid_of, make_keys, records_of, run, server, task
 from fedmerit.errors import (
     ConfigError,
     DataError,
@@ -55,7 +55,7 @@ def test_a_member_who_is_back_while_the_server_waits_is_asked(home):
     strategy, rounds = run(home, dying(home, back_at="agreed"), **SETTLED)
     assert rounds[1].silent == (VICTIM,)
     assert any(f"{VICTIM} is away" in note for note in strategy.notes)
-    told = [(body["missing"], body["final"]) for body in bodies_in(home / "run", "settled")]
+    told = [(body["missing"], body["final"]) for body in bodies_of(home / "run", "settled")]
     assert told == [([VICTIM], False), ([], True)]
     assert TWO_HOLD in verified(home)
 
@@ -164,7 +164,7 @@ def changed(home, change, member=VICTIM, key=None):
 
 
 def test_it_states_later_by_hand_and_another_member_verifies(away):
-    (settled,) = bodies_in(away / "run", "settled")
+    (settled,) = bodies_of(away / "run", "settled")
     assert (settled["missing"], settled["final"]) == ([VICTIM], False)
     assert settled["closes"] > 0
     lines = verified(away)
@@ -181,7 +181,7 @@ def test_it_states_later_by_hand_and_another_member_verifies(away):
     lines = list(verify_folder(copy))
     assert TWO_HOLD in lines
     assert not any(VICTIM in line for line in lines if line.startswith("settlement"))
-    last = bodies_in(away / "run", "settled")[-1]
+    last = bodies_of(away / "run", "settled")[-1]
     assert (last["missing"], last["final"]) == ([], True)
     code, said = adding(away)
     assert (code, "the settlement is closed" in said) == (1, True), said
@@ -203,7 +203,7 @@ def test_a_statement_that_its_author_did_not_sign_is_refused(away):
 
 def test_it_is_closed_when_the_window_is_over_by_t_members_and_not_before(away, monkeypatch):
     assert f"answers of {VICTIM} are taken until" in closing(away)[1]
-    closes = bodies_in(away / "run", "settled")[-1]["closes"]
+    closes = bodies_of(away / "run", "settled")[-1]["closes"]
     with pytest.raises(SettlementError) as caught:
         close(away / "run", away / "server.pem", now=closes + 1)
     assert caught.value.code == "uncountersigned"
@@ -219,7 +219,7 @@ def test_it_is_closed_when_the_window_is_over_by_t_members_and_not_before(away, 
         assert told == [["state", "settle"] if now > closes and without else ["state"]] * len(signed)
     code, said = closing(away, *signed)
     assert (code, "credited with the rest" in said) == (0, True), said
-    assert bodies_in(away / "run", "settled")[-1]["final"]
+    assert bodies_of(away / "run", "settled")[-1]["final"]
     assert awaited(verified(away))
     assert "credited with the rest" in closing(away)[1]
     stating(away)
@@ -285,12 +285,12 @@ def test_what_was_trained_is_settled(died, caplog):
     assert noted_samples(died) == [line]
     with refused(DataError):
         run(died, grid_of(died), **SETTLED)
-    head = bodies_in(died / "run", "end")
+    head = bodies_of(died / "run", "end")
     with caplog.at_level(logging.INFO, "fedmerit"):
         run(died, silent := grid_of(died), **AGAIN)
     assert "settled before" in caplog.text
     assert silent.seen == []
-    assert bodies_in(died / "run", "end") == head
+    assert bodies_of(died / "run", "end") == head
 
 
 @pytest.mark.parametrize("asked", [0, 2])
@@ -306,15 +306,15 @@ def test_members_who_were_not_asked_to_sign_the_end_are_asked_by_the_next_server
     at(grid, "close", None, close)
     with pytest.raises(Killed):
         run(home, grid, **SETTLED)
-    assert (len(bodies_in(home / "run", "end")), bodies_in(home / "run", "seen")) == (1, [])
+    assert (len(bodies_of(home / "run", "end")), bodies_of(home / "run", "seen")) == (1, [])
     run(home, grid_of(home), **AGAIN, join=0.3)
-    signed = bodies_in(home / "run", "seen")
+    signed = bodies_of(home / "run", "seen")
     assert len(signed) == 4 - asked
     assert len({one["head"] for one in signed}) == 1
     assert "settlement: 2 of 2 equations hold" in list(verify_folder(home / "run"))
     run(home, again := grid_of(home), **AGAIN, join=0.3)
     assert {exchange_of(message).exchange for _, message, _ in again.seen} == ({"join"} if asked else set())
-    assert bodies_in(home / "run", "seen") == signed
+    assert bodies_of(home / "run", "seen") == signed
 
 
 def fresh():
@@ -330,7 +330,7 @@ def test_a_run_that_was_given_up_is_settled_when_its_members_are_back(home, capl
     with pytest.raises(RunAborted), caplog.at_level(logging.ERROR, "fedmerit"):
         run(home, grid, **SETTLED, rounds=6, join=0.3)
     assert "strategy.settle(grid=grid" in caplog.text
-    assert bodies_in(home / "run", "opening") == bodies_in(home / "run", "end") == []
+    assert bodies_of(home / "run", "opening") == bodies_of(home / "run", "end") == []
     none = "settlement: none; it ended early, and too few members signed which round was the last"
     assert none in list(verify_folder(home / "run"))
     with refused(ProtocolError, stage="join"):
@@ -476,7 +476,7 @@ def test_a_first_round_without_a_sum_is_left_as_it_is(home):
     killed(home, "train", 1)
     with refused(SettlementError, code="no-rounds"):
         settle(home, moved())
-    assert bodies_in(home / "run", "round") == []
+    assert bodies_of(home / "run", "round") == []
     assert list(verify_folder(home / "run"))
 
 

@@ -9,7 +9,6 @@ from fedmerit.config import from_dict
 from fedmerit.errors import ConfigError, DataError, FedmeritError, StoreError
 from fedmerit.files.reports import read
 from fedmerit.identity import number
-from fedmerit.ledger.chain import Ledger
 from fedmerit.protocol.memory import UPDATE
 from fedmerit.protocol.terms import task_of
 from fedmerit.scoring.ground_truth import normalise
@@ -22,7 +21,7 @@ from fedmerit.simulation.training import trained
 from fedmerit.storage.run_folder import Folder
 from fedmerit.verify import verify_folder
 from raising import raises
-from runs import rounds_of
+from runs import bodies_of, rounds_in
 from tiny import ALL, TINY, losing, received, tiny
 
 OFF = "secure_aggregation.enabled=false"
@@ -72,8 +71,7 @@ def test_reports_are_what_evaluating_the_plain_models_gives(rehearsed, tmp_path)
     shown = federation.pool.slice(1)
     grand = federation.first + sum(updates)
     for utility in ("expected-accuracy", "brier"):
-        with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
-            reports = rounds_of(ledger)[0].to_reports(utility)
+        reports = rounds_in(folder)[0].to_reports(utility)
 
         def value(model, utility=utility):
             return float(np.mean(federation.evaluate(model.astype(np.float32), shown)[utility]))
@@ -191,8 +189,7 @@ def test_a_member_that_diverges_withdraws_and_is_recorded(tmp_path, monkeypatch,
     content, notes = notes_of(switch, folder=tmp_path / "run")
     assert content["rounds"][0]["participants"] == ["client-0", "client-2", "client-3"]
     assert any(note.startswith("round 1: client-1 declined and is not in the sum: stage") for note in notes)
-    with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
-        assert rounds_of(ledger)[0].declined == ("client-1",)
+    assert rounds_in(tmp_path / "run")[0].declined == ("client-1",)
 
 
 # --- games, utilities, weights, solo --------------------------------------------------------------
@@ -232,8 +229,7 @@ def test_fresh_slices_are_disjoint_and_the_error_of_the_sum_adds_as_squares(rehe
 
 def test_score_weights_are_public_start_uniform_and_follow_the_scores(tmp_path):
     content = run(tiny("training.weights=scores", "training.rounds=3"), tmp_path / "run")
-    with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
-        weights = [record.body["weights"] for record in ledger.records("schedule")]
+    weights = [body["weights"] for body in bodies_of(tmp_path / "run", "schedule")]
     assert [number(value) for value in weights[0].values()] == [1.0] * 4
     reports = read(tmp_path / "run" / "scores.json")
     expected = np.clip(normalise(alpha(reports[0]).values), 0.1, 3.0)

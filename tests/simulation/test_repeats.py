@@ -16,7 +16,7 @@ from fedmerit.simulation.setup import prepare
 from fedmerit.storage.run_folder import Folder, repeats_in, runs_of, stored_pool_key
 from fedmerit.verify import verify_folder
 from linear_federation import Federation
-from runs import records_of
+from runs import bodies_of
 from tiny import TINY, tiny
 
 QUICK = ("secure_aggregation.enabled=false",)
@@ -27,7 +27,7 @@ def again(number, *overrides):
 
 
 def body(folder, kind):
-    return next(one for one in records_of(folder) if one.kind == kind).body
+    return bodies_of(folder, kind)[0]
 
 
 @pytest.fixture(scope="module")

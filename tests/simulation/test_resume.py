@@ -19,6 +19,7 @@ from fedmerit.storage.recorder import LedgerRecorder
 from fedmerit.storage.run_folder import Folder
 from fedmerit.verify import verify_folder
 from killing import crash, half_run
+from runs import records_of
 from tiny import losing, tiny
 
 STALE = "corruption.free_rider={client-3='stale'}"
@@ -191,9 +192,9 @@ def test_who_had_not_signed_the_last_head_signs_it_after_a_kill(tmp_path):
     crash(tiny(), tmp_path / "run", LedgerRecorder, "said", 6)
     for _ in range(2):
         run(tiny(), tmp_path / "run", resume=True)
-        with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
-            kinds = [record.kind for record in ledger.records()]
-            signed = [record.author for record in ledger.records("seen")]
+        records = records_of(tmp_path / "run")
+        kinds = [record.kind for record in records]
+        signed = [record.author for record in records if record.kind == "seen"]
         assert sorted(signed) == [f"client-{i}" for i in range(4)]
         assert kinds.count("join") == 4
         assert kinds.count("end") == 1

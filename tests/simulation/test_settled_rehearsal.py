@@ -10,7 +10,6 @@ import pytest
 import fedmerit as fm
 from fedmerit.errors import ConfigError, SettlementError
 from fedmerit.ledger.chain import Ledger
-from fedmerit.ledger.run import replay
 from fedmerit.protocol.direction import blocks_of
 from fedmerit.protocol.memory import SHOWN
 from fedmerit.simulation.direction import PathGradients, direction
@@ -23,6 +22,7 @@ from fedmerit.storage.run_folder import Folder, FolderArchive
 from fedmerit.verify import verified, verify_folder
 from killing import crash
 from raising import raises
+from runs import records_of, run_in
 from tiny import Seen, losing, tiny
 
 PLAIN = "secure_aggregation.enabled=false"
@@ -37,8 +37,7 @@ def settled(*more, method="settled"):
 
 def book(folder):
     """The settlement as the ledger has it."""
-    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
-        return replay(ledger).settlement
+    return run_in(folder).settlement
 
 
 def integers(folder):
@@ -245,8 +244,7 @@ def test_a_run_that_is_cut_short_states_the_same_integers(tmp_path, whole, momen
     run(settled(how), folder, resume=True)
     assert integers(folder) == whole
     assert not [*folder.glob("archive/members-*"), *folder.glob("archive/units-*")]
-    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
-        kinds = [record.kind for record in ledger.records()]
+    kinds = [record.kind for record in records_of(folder)]
     expected = {"opening": 1, "agreed": 4, "statement": 4, "settled": 1, "countersigned": 4}
     assert {kind: kinds.count(kind) for kind in expected} == expected
     assert "settlement: 2 of 2 equations hold" in list(verify_folder(folder))

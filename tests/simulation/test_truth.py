@@ -7,7 +7,6 @@ import pytest
 from rich.console import Console
 
 from fedmerit.errors import ConfigError, ReportError, StoreError
-from fedmerit.ledger.chain import Ledger
 from fedmerit.report.facts import Facts
 from fedmerit.report.source import read_source
 from fedmerit.report.terminal import print_truth
@@ -25,6 +24,7 @@ from fedmerit.storage.run_folder import Folder
 from fedmerit.verify import verify_folder
 from networks import ALL, WEIGHTS, game_of, model_named, module_of, pool, updates_for
 from raising import raises
+from runs import bodies_of
 from tiny import received, tiny
 
 BOTH = "scoring.truth=['mr-shapley', 'shapley']"
@@ -39,9 +39,8 @@ def analysed(tmp_path_factory):
 def test_the_run_is_marked_in_scores_ledger_and_verification(analysed):
     content, folder = analysed
     assert content["analysis"] is True
-    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
-        assert "mr-shapley" in next(ledger.records("run")).body["terms"]["config"]
-        assert [record.body["coalitions"] for record in ledger.records("analysis")] == [16, 16]
+    assert "mr-shapley" in bodies_of(folder, "run")[0]["terms"]["config"]
+    assert [body["coalitions"] for body in bodies_of(folder, "analysis")] == [16, 16]
     assert any(line.startswith("analysis:") for line in verify_folder(folder))
 
 
@@ -169,8 +168,7 @@ def test_coalitions_of_a_sample_are_evaluated_in_one_go_and_once(tmp_path, monke
     monkeypatch.setattr(Evaluator, "values", values)
     content = sampled(tiny("scoring.truth=['mr-shapley']"), tmp_path / "run", budget=14)
     assert set(content["truth"]) == {"MR-SV", "COS-MODEL", "rounds"}  # too few for standard errors
-    with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
-        drawn = [record.body["coalitions"] for record in ledger.records("analysis")]
+    drawn = [body["coalitions"] for body in bodies_of(tmp_path / "run", "analysis")]
     assert [len(masks) for masks in asked] == [len(set(masks)) for masks in asked] == drawn
 
 

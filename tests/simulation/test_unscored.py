@@ -10,11 +10,10 @@ import ledgers
 from command_line import call
 from fedmerit.errors import StoreError
 from fedmerit.files.reports import read_content
-from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.rounds import aborted, unreported
 from fedmerit.report.page.html import page, page_of_run
 from fedmerit.simulation.run import run
-from runs import read_run, source_in
+from runs import read_run, records_of, source_in
 from tiny import losing, tiny
 
 UNHEARD = ("training.rounds=4", "participation.away={client-0 = [3], client-1 = [3]}")
@@ -96,8 +95,7 @@ def begun(folder, tmp_path):
         path.mkdir()
         for name in ("config.toml", "ledger.sqlite"):
             (path / name).write_bytes((folder / name).read_bytes())
-        with Ledger(path / "ledger.sqlite", read_only=True) as ledger:
-            last = [record.seq for record in ledger.records(kind)][which] if kind else 0
+        last = records_of(path, kind)[which].seq if kind else 0
         ledgers.cut(path / "ledger.sqlite", last)
         return path
 

@@ -13,7 +13,6 @@ from command_line import FEDMERIT, call
 from fedmerit import verify
 from fedmerit.config import from_dict
 from fedmerit.errors import CopyDiffers, LedgerError, StoreError
-from fedmerit.ledger.chain import Ledger
 from fedmerit.report.page.html import page
 from fedmerit.simulation.run import run
 from fedmerit.storage.checks import read_scores
@@ -21,7 +20,7 @@ from fedmerit.storage.recorder import score_files, scores_document
 from fedmerit.storage.run_folder import Folder
 from fedmerit.verify import verify_folder
 from raising import raises
-from runs import renew, rounds_of
+from runs import renew, rounds_in
 from tiny import TINY, losing, tiny
 
 pytestmark = pytest.mark.long
@@ -44,9 +43,7 @@ def older(whole, tmp_path):
 
     def made(held, *names):
         path = shutil.copytree(whole, tmp_path / "run")
-        with Ledger(path / "ledger.sqlite", read_only=True) as ledger:
-            content = scores_document(rounds_of(ledger)[:held], CONFIG)
-        files = score_files(content)
+        files = score_files(scores_document(rounds_in(path)[:held], CONFIG))
         for name in names or BOTH:
             if held:
                 (path / name).write_bytes(files[name])

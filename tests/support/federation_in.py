@@ -14,9 +14,9 @@ from contract import client, server, task  # noqa: E402
 
 from fedmerit.identity import Member, Roster, new_key, write_roster  # noqa: E402
 from inprocess import InProcess  # noqa: E402
-from runs import records_of, rounds_in  # noqa: E402
+from runs import bodies_of, records_of, rounds_in  # noqa: E402
 
-__all__ = ["client", "records_of", "rounds_in", "server", "task"]
+__all__ = ["bodies_of", "client", "records_of", "rounds_in", "server", "task"]
 NAMES = tuple(f"client-{i}" for i in range(4))
 NODES = {name: 100 + i for i, name in enumerate(NAMES)}
 
@@ -44,7 +44,3 @@ def run(folder, grid, **options):
     """A run of the contract app; the strategy, its rounds as the ledger has them."""
     strategy = server.run(grid, roster=folder / "roster.toml", out=folder / "run", **options)
     return strategy, rounds_in(folder / "run")
-
-
-def bodies_in(folder, kind):
-    return [record.body for record in records_of(folder, kind)]

@@ -26,6 +26,11 @@ def records_of(folder, kind=None):
         return list(ledger.records(kind))
 
 
+def bodies_of(folder, kind):
+    """What the records of a kind say in a folder's ledger."""
+    return [record.body for record in records_of(folder, kind)]
+
+
 def rounds_in(folder):
     """The closed rounds in a folder's ledger."""
     with ledger_of(folder) as ledger:
