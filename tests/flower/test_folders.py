@@ -241,8 +241,8 @@ import os, sys
 sys.path.insert(0, {here!r})
 from pathlib import Path
 import federation_in as federation
-from fedmerit.storage import run_folder
-real, folder, written = run_folder.write, Path({folder!r}), []
+from fedmerit.storage import recorder
+real, folder, written = recorder.write, Path({folder!r}), []
 
 def write(path, data, **how):
     written.append(path.name)
@@ -250,7 +250,7 @@ def write(path, data, **how):
         os.kill(os.getpid(), 9)
     return real(path, data, **how)
 
-run_folder.write = write
+recorder.write = write
 federation.run(folder, federation.grid_of(folder), rounds=3)
 """
 
