@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -140,21 +140,33 @@ def _indented(value: Any, line: str) -> str:
 
 def as_csv(content: Mapping[str, Any]) -> str:
     """Return a document as tidy CSV, one line per round and client; ``fedmerit score`` can read it."""
-    rounds = content["rounds"]
-    there = {name for entry in rounds for part in ("reports", "scores") for name in entry[part]}
-    there |= {"empty", "grand", "alone", "without"}  # columns of every document, even without a round
-    silent = ["silent"] if any(entry.get("silent") for entry in rounds) else []
-    fields = ("empty", "grand", *_PER_ROUND, "alone", "without", *PER_CLIENT, "sketch", *SCORES)
-    columns = ("round", "client", *silent, "utility", *(name for name in fields if name in there))
+    columns = _columns(content["rounds"])
     text = sheet_text([columns])
-    for entry in rounds:
-        made = partial(_csv_round, entry, content["utility"], columns)
+    for entry in content["rounds"]:
+        made = partial(sheet_text, _lines_of(entry, content["utility"], columns))
         text += entry.text(columns, made) if isinstance(entry, RoundEntry) else made()
     return text
 
 
-def _csv_round(entry: Mapping[str, Any], utility: str | None, columns: Sequence[str]) -> str:
-    """Return the lines of a round with these columns."""
+def table_of(content: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+    """Yield the heading and the lines of the same table; None is an empty cell."""
+    yield (columns := _columns(content["rounds"]))
+    for entry in content["rounds"]:
+        yield from _lines_of(entry, content["utility"], columns)
+
+
+def _columns(rounds: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    there = {name for entry in rounds for part in ("reports", "scores") for name in entry[part]}
+    there |= {"empty", "grand", "alone", "without"}  # columns of every document, even without a round
+    silent = ["silent"] if any(entry.get("silent") for entry in rounds) else []
+    fields = ("empty", "grand", *_PER_ROUND, "alone", "without", *PER_CLIENT, "sketch", *SCORES)
+    return ("round", "client", *silent, "utility", *(name for name in fields if name in there))
+
+
+def _lines_of(
+    entry: Mapping[str, Any], utility: str | None, columns: Sequence[str]
+) -> Iterator[Sequence[Any]]:
+    """Yield the lines of a round with these columns."""
     reports = entry["reports"]
     shared = {name: reports.get(name) for name in ("empty", "grand", *_PER_ROUND)}
     shared |= {"round": entry["round"], "utility": utility}
@@ -165,7 +177,7 @@ def _csv_round(entry: Mapping[str, Any], utility: str | None, columns: Sequence[
         vectors["sketch"] = [" ".join(map(str, row)) for row in reports["sketch"]]
     for k, client in enumerate(entry["participants"]):
         lines.append({**shared, "client": client, **{name: values[k] for name, values in vectors.items()}})
-    return sheet_text([[line.get(name) for name in columns] for line in lines])
+    yield from ([line.get(name) for name in columns] for line in lines)
 
 
 def _numbers(values: Vector | None) -> list[float | None] | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -22,8 +20,8 @@ from fedmerit.files.documents import (
     html_table,
     scores_columns,
     scores_html,
+    table_of,
 )
-from fedmerit.files.sheets import text_of
 from fedmerit.files.workbooks import workbook
 from fedmerit.ledger.decisions import Decision
 from fedmerit.ledger.run import Run
@@ -171,15 +169,20 @@ class LoadedRun:
 
 def scores_as(source: Source, format: str) -> str:
     """Return scores as text for programs, as in a run's score files."""
-    account, missing = source.account, source.missing
     if source.run is not None and not source.rounds:
-        content = scores_document(source.closed, source.run.config, account, missing=missing)
+        content = scores_document(source.closed, source.run.config, source.account, missing=source.missing)
         return score_files(content)[f"scores.{format}"].decode()
-    written = document(source.rounds, clients=source.clients, missing=missing)
-    put_phi(written, source.closed, str(source.rounds[0].utility), missing)
-    if account is not None:
-        written |= put_settled(written, account, missing)
-    return as_json(written) if format == "json" else as_csv(written)
+    content = _document(source)
+    return as_json(content) if format == "json" else as_csv(content)
+
+
+def _document(source: Source) -> dict[str, Any]:
+    """Return all that follows from the reports of the utility that ranks members."""
+    content = document(source.rounds, clients=source.clients, missing=source.missing)
+    put_phi(content, source.closed, str(source.rounds[0].utility), source.missing)
+    if source.account is not None:
+        content |= put_settled(content, source.account, source.missing)
+    return content
 
 
 STANDINGS = (
@@ -192,7 +195,7 @@ def scores_workbook(facts: Facts) -> bytes:
     """Return scores with intervals and shares, the reports of all rounds, and how scores were computed."""
     tables = {words("book.scores"): _scores(facts)}
     if facts.source.rounds:
-        tables[words("book.rounds")] = _rounds(facts)
+        tables[words("book.rounds")] = table_of(_document(facts.source))
     return workbook({**tables, words("book.how"): _told(_basis(facts), facts.notes)})
 
 
@@ -219,15 +222,6 @@ def _scores(facts: Facts) -> Iterator[Row]:
         unknown = (None, None)
         spans = [span or unknown for span in (one.rank_interval, one.interval, one.share_interval)]
         yield [one.client, one.rank, *spans[0], one.total, *spans[1], one.share, *spans[2], one.coverage]
-
-
-def _rounds(facts: Facts) -> Iterator[Row]:
-    """Yield the reports and scores of single rounds, as `fedmerit score` reads them again."""
-    header, *rows = csv.reader(io.StringIO(scores_as(facts.source, "csv")))
-    yield header
-    for row in rows:
-        yield [text_of(cell) if name in ("client", "utility", "slice", "silent", "sketch") else _number(cell)
-               for name, cell in zip(header, row, strict=True)]  # fmt: skip
 
 
 def _basis(facts: Facts) -> list[str]:
