@@ -19,7 +19,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from side_by_side import Method, Stack, train_many
-from strategies import CHECKED, Effort, Evaluation, EvaluationSet, Single, Strategy, choose, plain, sample
+from strategies import (
+    CHECKED,
+    Effort,
+    Evaluation,
+    EvaluationSet,
+    Single,
+    Strategy,
+    choose,
+    one_at_a_time,
+    plain,
+    sample,
+)
 from torch import Tensor, nn
 
 from fedmerit.errors import InputError, ReportError
@@ -112,7 +123,7 @@ class QuickEvaluator(Evaluator):
         super().__init__(model, x, y, utilities)
         self.images = prepare(self.x, self.device)
         self.tolerance, self.effort = tolerance, effort
-        self.users = any(utility.asks for utility in self.utilities)
+        self.users = any(map(one_at_a_time, self.utilities))
         self.length = state_length(model)
         self.memory = memory_of(self.device) if memory_limit is None else memory_limit
         self.per_image = bytes_per_image(model, as_tensor(x)[:1], self.labels[:1], self.utilities)

@@ -99,6 +99,11 @@ class Packing:
         return out
 
 
+def one_at_a_time(utility: Utility) -> bool:
+    """Return whether it takes one model at a time: a user's function, or a metric of all samples."""
+    return utility.function is not None or utility.whole
+
+
 class Strategy(abc.ABC):
     """What all strategies share: a copy of the model, the images, the packing and the precision."""
 
@@ -179,7 +184,7 @@ class Single(Strategy):
         self.forward: Callable[[Tensor], Tensor] = self.model
         if compile_mode:
             self.forward = torch.compile(self.model, mode=compile_mode, dynamic=False)
-        self.users = [i for i, utility in enumerate(pool.utilities) if utility.asks]
+        self.users = [i for i, utility in enumerate(pool.utilities) if one_at_a_time(utility)]
         self.graph: torch.cuda.CUDAGraph | None = None
         if graph and not self.users and self.images.is_cuda:
             with contextlib.suppress(RuntimeError):  # the module waits for the device: use no graph

@@ -365,13 +365,12 @@ Behaviour = Literal["honest", "zero", "noise", "stale"]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClientData:
-    """What one client trains on, how it behaves, and how it was corrupted (empty: not at all)."""
+    """What one client trains on, and how it behaves."""
 
     name: str
     x: Images
     y: Labels
     behaviour: Behaviour = "honest"
-    corruption: str = ""
 
 
 def label_noise(y: Labels, rate: float, classes: int, rng: np.random.Generator) -> Labels:
@@ -439,16 +438,13 @@ def apply(
 
     made = []
     for name, part, own in zip(names, parts, rng.spawn(len(names)), strict=True):
-        labels, corruption = y[part], ""
+        labels = y[part]
         if name in noise:
             labels = label_noise(labels, noise[name], classes, own)
-            corruption = f"label noise {noise[name]:g}"
         elif name in flipped:
-            labels, corruption = label_flip(labels, classes), "labels flipped"
-        elif name in riders:
-            corruption = f"free rider: {riders[name]}"
+            labels = label_flip(labels, classes)
         behaviour = cast(Behaviour, riders.get(name, "honest"))
-        made.append(ClientData(name=name, x=x[part], y=labels, behaviour=behaviour, corruption=corruption))
+        made.append(ClientData(name=name, x=x[part], y=labels, behaviour=behaviour))
     return made
 
 

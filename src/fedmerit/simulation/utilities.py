@@ -81,11 +81,6 @@ class Utility:
     of_logits: PerSample | None = field(default=None, compare=False)
     function: Callable[..., Any] | None = field(default=None, compare=False)
 
-    @property
-    def asks(self) -> bool:
-        """Whether it takes one model at a time: a user's function, or a metric of all samples."""
-        return self.function is not None or self.whole
-
     def ready(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return outputs in the form that it takes; shapes are checked only where y is real numbers."""
         if self.of == "classes":
