@@ -215,29 +215,27 @@ def test_runs_have_folders_of_their_own_and_what_is_there_is_resumed_or_refused(
     assert not (tmp_path / "new").exists()
     assert runs_of([copies]) == [copies / "run-1", copies / "run-2"]
     assert runs_of([copies / "run-2", copies / "run-1"]) == [copies / "run-2", copies / "run-1"]
-    with pytest.raises(StoreError, match=r"holds run-1 already; use --resume"):
-        repeats_in(copies, again(1), 2, resume=False)
     assert [one.begun for one in repeats_in(copies, again(1), 3, resume=True)] == [True, True, False]
+
+
+def not_repeated(said, folder, count, *overrides, resume=True):
+    with pytest.raises(StoreError, match=said):
+        repeats_in(folder, again(1, *overrides), count, resume=resume)
+
+
+def test_fewer_runs_other_ones_and_folders_of_something_else_are_refused(copies, tmp_path):
+    not_repeated("holds run-1 already; use --resume", copies, 2, resume=False)
+    not_repeated("run-1: holds a single run; repeats need a folder of their own", copies / "run-1", 2)
     shutil.rmtree(copies / "run-1")
-    with pytest.raises(StoreError, match=r"run-2: holds a run with a different config: run\.seed is 0 there"):
-        repeats_in(copies, again(1, "run.seed=1"), 3, resume=True)
-
-
-def test_fewer_runs_than_there_are_and_folders_of_something_else_are_refused(copies, tmp_path):
+    not_repeated(r"run-2: holds a run with a different config: run\.seed is 0 there", copies, 3, "run.seed=1")
     (copies / "run-2").rename(copies / "run-4")
-    with pytest.raises(StoreError, match="holds run-4, and 3 runs were asked for"):
-        repeats_in(copies, again(1), 3, resume=True)
-    with pytest.raises(StoreError, match=r"run-1: holds a single run; repeats need a folder of their own"):
-        repeats_in(copies / "run-1", again(1), 2, resume=True)
+    not_repeated("holds run-4, and 3 runs were asked for", copies, 3)
     (copies / "notes.txt").write_text("mine")
-    with pytest.raises(StoreError, match="got notes"):
-        repeats_in(copies, again(1), 4, resume=True)
-    with pytest.raises(StoreError, match="nothing to resume, there is no run-1 in it"):
-        repeats_in(tmp_path / "new", again(1), 2, resume=True)
+    not_repeated("got notes", copies, 4)
+    not_repeated("nothing to resume, there is no run-1 in it", tmp_path / "new", 2)
     (tmp_path / "all" / "run-1").mkdir(parents=True)
     (tmp_path / "all" / "run-1" / "scores.json").write_text("{}")
-    with pytest.raises(StoreError, match="run-1: not empty"):
-        repeats_in(tmp_path / "all", again(1), 2, resume=True)
+    not_repeated("run-1: not empty", tmp_path / "all", 2)
 
 
 # --------------------------------------------------------------------------------------- the command line
