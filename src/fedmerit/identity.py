@@ -316,12 +316,12 @@ class Roster:
         return (self, *(() if self.before is None else self.before.chain))
 
     @property
-    def lineage(self) -> bytes:
-        """The hash of the first roster of the chain, which no change alters."""
+    def lineage(self) -> str:
+        """The hash of the first roster of the chain, by which members remember a federation, as hex."""
         first = self.chain[-1]
         if first.previous is not None:
             raise KeyFileError(f"the roster before {first.hash.hex()} is not known: {first.previous.hex()}")
-        return first.hash
+        return first.hash.hex()
 
     def key(self, name: str) -> bytes:
         """Return the public key of a member."""

@@ -28,7 +28,6 @@ from fedmerit.protocol.terms import (
     config_in,
     everybody,
     least_scheduled,
-    lineage_of,
     pinned,
 )
 from fedmerit.secagg import setting as secagg_setting
@@ -216,7 +215,7 @@ def test_an_owner_sees_and_changes_what_a_member_agrees_to(tmp_path, shown):
     )
     made.run()
     code, told = shown("member", "show", key)
-    roster = lineage_of(made.roster)
+    roster = made.roster.lineage
     assert code == 0
     assert f"roster {roster}: trained in 1 of at most 30 runs within 30 days" in told
     assert f"roster {roster}: pinned: bound = 4, threshold = 0" in told

@@ -99,7 +99,7 @@ def keys_roster(
     if roster.before is not None:
         out.print(
             f"follows from {roster.before.hash.hex()}, signed by {', '.join(roster.signatures)}; the first "
-            f"roster was {roster.lineage.hex()}"
+            f"roster was {roster.lineage}"
         )
     if roster.server is None:
         out.print("note: it names no server (--server): members use it in rehearsals only")

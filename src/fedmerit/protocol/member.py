@@ -51,7 +51,6 @@ from fedmerit.protocol.terms import (
     check_version,
     config_in,
     least_scheduled,
-    lineage_of,
     refuse_rehearsal,
     task_of,
 )
@@ -439,7 +438,7 @@ class Contributor:
         lineage = member.check_pins(ask.run, self.agreed.terms, config, state)
         if lineage is not None:
             lineage.begin(ask.run, config, time.time())
-            state.known.lineages[lineage_of(member.roster)] = lineage
+            state.known.lineages[member.roster.lineage] = lineage
         state.put(memory.BEGAN.of(ask.round), work.m0_hash)
         state.save()
         trained = work.train()
@@ -515,7 +514,7 @@ class Contributor:
         lineage = known.lineage(roster)
         learnt = {roster.key(peer).hex(): tokens[peer] for peer in client.survivors if peer in tokens}
         if lineage.learn(learnt):
-            known.lineages[lineage_of(roster)] = lineage
+            known.lineages[roster.lineage] = lineage
 
     def _end_rounds(self, *, before: int) -> None:
         """Take no further part in rounds before this one; delete what is stored of them and not needed."""

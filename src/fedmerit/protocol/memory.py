@@ -21,7 +21,7 @@ from fedmerit.errors import BindingError, MessageError, RefusedError
 from fedmerit.identity import Roster, content
 from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.messages import Accord
-from fedmerit.protocol.terms import FLOWER, REHEARSALS, Agreed, Lineage, lineage_of
+from fedmerit.protocol.terms import FLOWER, REHEARSALS, Agreed, Lineage
 from fedmerit.secagg.plain import PlainClient
 from fedmerit.secagg.setting import Released
 
@@ -59,7 +59,7 @@ class Known(Struct):
 
     def lineage(self, roster: Roster) -> Lineage:
         """Return what it remembers of a federation; it counts once it is among the ``lineages``."""
-        return self.lineages.get(lineage_of(roster)) or Lineage()
+        return self.lineages.get(roster.lineage) or Lineage()
 
 
 class SignedHead(Struct, frozen=True):
@@ -272,7 +272,7 @@ class Signatory:
         if self.between(agreed.terms):
             lineage = state.known.lineage(self.roster)
             lineage.opened |= samples
-            state.known.lineages[lineage_of(self.roster)] = lineage
+            state.known.lineages[self.roster.lineage] = lineage
 
     def warn(self, text: str, *values: object) -> None:
         """Log what the owner should know, outside of rehearsals."""

@@ -369,11 +369,6 @@ MONTH = 30 * 86_400.0
 ALLOW = "fedmerit member allow KEY"
 
 
-def lineage_of(roster: Roster) -> str:
-    """Return the name under which a member remembers a federation from run to run."""
-    return roster.lineage.hex()
-
-
 def pinned(config: Config) -> dict[str, Any]:
     """Return the settings that stay the same from run to run; 0 stands for the default of a size."""
     secure, training, t = config.secure_aggregation, config.training, config.threshold

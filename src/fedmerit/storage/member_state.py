@@ -43,7 +43,7 @@ from fedmerit.protocol import memory
 from fedmerit.protocol.memory import T, Value
 from fedmerit.protocol.messages import pack
 from fedmerit.protocol.settler import two_manifests
-from fedmerit.protocol.terms import Lineage, lineage_of
+from fedmerit.protocol.terms import Lineage
 from fedmerit.storage.run_folder import check_private, examine_disk, sweep, write
 
 if TYPE_CHECKING:
@@ -477,7 +477,7 @@ def allow(key_file: Path, changes: Mapping[str, str], roster: Roster | None = No
 
 
 def _change(content: Content, changes: Mapping[str, str], roster: Roster | None) -> None:
-    rosters = [lineage_of(roster)] if roster is not None else [*content.known.lineages]
+    rosters = [roster.lineage] if roster is not None else [*content.known.lineages]
     for name, text in changes.items():
         if name == "disk":
             if not text.isdecimal() or int(text) < 2**20:

@@ -43,7 +43,6 @@ from fedmerit.identity import Roster, drafted
 from fedmerit.ledger.chain import LEDGER, Ledger
 from fedmerit.notes import Note
 from fedmerit.protocol.pool import KEY_BYTES, Slice, samples_in
-from fedmerit.protocol.terms import lineage_of
 
 # ---------------------------------------------------------------------------------------------- the folder
 
@@ -492,7 +491,7 @@ class OpenedSamples:
     """
 
     def __init__(self, key: Path, roster: Roster) -> None:
-        self.path, self.federation = key.with_name(f"{key.name}.opened"), lineage_of(roster)
+        self.path, self.federation = key.with_name(f"{key.name}.opened"), roster.lineage
 
     def check(self, opened: Slice, run: str = "") -> None:
         """Raise DataError if another run opened one of these samples, because members would not settle."""
