@@ -65,7 +65,7 @@ def test_a_roster_without_server_and_history_has_the_hash_it_always_had():
     plain = Roster(members())
     assert plain.hash.hex() == Roster(members()[::-1]).hash.hex()
     assert len({one.hash for one in (plain, FIRST, Roster(members(), PUBLIC[SERVER], quorum=4))}) == 3
-    assert plain.lineage == plain.hash
+    assert plain.lineage == plain.hash.hex()
 
 
 @pytest.mark.parametrize("suffix", ["toml", "json"])
@@ -77,7 +77,7 @@ def test_a_chain_survives_its_file(tmp_path, suffix):
     found = read_roster(path)
     assert found == third
     assert [one.hash for one in found.chain] == [third.hash, second.hash, FIRST.hash]
-    assert found.lineage == FIRST.hash
+    assert found.lineage == FIRST.hash.hex()
     assert found.server == PUBLIC["other server"]
     assert set(found.signatures) == {"B", "C", "D", "F"}
 
