@@ -229,7 +229,8 @@ def print_truth(console: Console, facts: Facts) -> None:
     console.print(words("terminal.analysis"))
     for utility, kind, near in facts.near_truth("MR-SV", "ROUND-SV", "SV"):
         each = tuple(f"{score} {'-' if value is None else f'{value:.2f}'}" for score, value in near.items())
-        console.print(words("terminal.spearman", truth=words(f"truth.{kind}"), utility=utility, found=each))
+        scores = "terminal.spearman-last" if kind == "ROUND-SV" else "terminal.spearman"
+        console.print(words(scores, truth=words(f"truth.{kind}"), utility=utility, found=each))
     part = facts.source.analysed.get(str(facts.utility))
     if part is not None and facts.last is not None:
         _print_paper(console, facts, facts.last, part)
@@ -252,7 +253,9 @@ def _print_paper(console: Console, facts: Facts, last: Reports, part: Mapping[st
     if last.silent:
         _say(console, words("terminal.paper-none"))
         return
-    if scripts is not None:
+    if scripts is None:
+        _say(console, words("terminal.paper-unfinished"))
+    else:
         _say(console, words("terminal.paper-scripts", **about))
         _print_table(console, _paper_columns(paper_table(last, scripts, beside, by="scripts")))
     if text is not None:
