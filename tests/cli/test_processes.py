@@ -51,17 +51,6 @@ def test_a_run_that_is_stopped_says_how_far_it_got_and_goes_on(tmp_path):
     assert shell("verify", folder).returncode == 0
 
 
-def test_a_run_that_is_stopped_before_it_began_is_started_again(tmp_path, fedmerit, monkeypatch):
-    from fedmerit.cli import run
-
-    def stopped(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(run, "_run", stopped)
-    code, _, err = fedmerit("run", settings(tmp_path / "my.toml", 2), "--out", tmp_path / "run")
-    assert (code, err) == (130, "stopped before the run began; start it again\n")
-
-
 def test_a_demo_that_is_stopped_says_how_far_it_got_and_how_to_begin_again(tmp_path, fedmerit, monkeypatch):
     from fedmerit.simulation.run import Rehearsal
 
@@ -80,30 +69,25 @@ def test_a_demo_that_is_stopped_says_how_far_it_got_and_how_to_begin_again(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("where", "command", "told"),
     [
-        ("plan my.toml", "stopped: this command writes nothing; start it again"),
-        ("keys roster roster.toml", "stopped: files are written whole or not at all; start it again"),
+        ("simulation.plan.plan", "plan my.toml", "stopped: this command writes nothing; start it again"),
+        ("identity.read_roster", "keys roster roster.toml",
+         "stopped: files are written whole or not at all; start it again"),
+        ("cli.run._run", "run my.toml --out run", "stopped before the run began; start it again"),
+        ("cli.app", "score r.csv", "stopped before anything began; start it again"),
     ],
-)
-def test_any_command_that_is_stopped_says_what_it_leaves(tmp_path, fedmerit, monkeypatch, command, told):
+)  # fmt: skip
+def test_any_command_that_is_stopped_says_what_it_leaves(
+    tmp_path, fedmerit, monkeypatch, where, command, told
+):
     def stopped(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
     settings(tmp_path / "my.toml", 2)
-    monkeypatch.setattr("fedmerit.simulation.plan.plan", stopped)
-    monkeypatch.setattr("fedmerit.identity.read_roster", stopped)
-    code, out, err = fedmerit(*command.split())
-    assert (code, out, err) == (130, "", told + "\n")
-
-
-def test_who_is_stopped_before_a_command_began_is_told_so(fedmerit, monkeypatch):
-    def stopped(**_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fedmerit.cli.app", stopped)
-    assert fedmerit("score", "r.csv") == (130, "", "stopped before anything began; start it again\n")
+    monkeypatch.setattr(f"fedmerit.{where}", stopped)
+    assert fedmerit(*command.split()) == (130, "", told + "\n")
 
 
 @pytest.mark.parametrize(
