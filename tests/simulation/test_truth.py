@@ -77,7 +77,14 @@ def test_the_shapley_value_of_the_last_round_needs_the_coalitions_of_that_round_
     print_truth(Console(width=200), Facts(read_source(tmp_path / "last")))
     last = content["rounds"][-1]["scores"]["FP"]
     near = agreement(last, content["truth"]["ROUND-SV"]).spearman
-    assert f"FP {near:.2f}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"FP {near:.2f}" in printed
+    assert "Spearman of the last round's scores" in printed
+    assert "paper's table as its authors' scripts compute it (" in printed
+    print_truth(Console(width=200), Facts(read_source(analysed[1])))
+    printed = capsys.readouterr().out
+    assert "scripts compute it is missing" in printed  # its truth was not computed
+    assert "Spearman of scores summed over rounds" in printed
 
 
 def test_the_retrained_coalition_of_two_is_what_two_members_train_to(analysed):
