@@ -236,9 +236,6 @@ REFUSED = {
             intervals, pair_errors, compare_pairs, rank_intervals, indistinguishable)),
         *((lambda function=function: function([1, 2]), "expected Scores, got list") for function in (
             intervals, pair_errors, compare_pairs, rank_intervals, indistinguishable)),
-        *((lambda function=function: function(scores(clients="XY", stderr=[1, 1]), compare_pairs(SURE)),
-           "pairs are about the clients ('A', 'B'), scores about ('X', 'Y')") for function in (
-            rank_intervals, indistinguishable)),
         (phi([[1, 2]], [1, 2, 3]), "the same length, got 2 and 3"),
         *((phi(bad, [1, 2]), "updates must have shape (clients, P)") for bad in ([1, 2], [])),
         (phi([[]], []), "updates must have shape"),

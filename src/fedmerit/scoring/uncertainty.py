@@ -289,15 +289,12 @@ def compare_pairs(scores: Scores, *, level: float = 0.95) -> Pairs:
     return Pairs(scores.clients, difference, stderr, better(critical), critical)
 
 
-def rank_intervals(
-    scores: Scores, pairs: Pairs | None = None, *, level: float = 0.95
-) -> npt.NDArray[np.int64]:
+def rank_intervals(scores: Scores, *, level: float = 0.95) -> npt.NDArray[np.int64]:
     r"""Return the best and worst rank each client may have, shape (N, 2); ``level`` holds for all at once.
 
     .. math:: [\, 1 + \#\{j \text{ better than } i\},\; N - \#\{j \text{ worse than } i\} \,]
 
-    where better and worse are as in :func:`compare_pairs` (Mogstad, Romano, Shaikh & Wilhelm 2024). If
-    ``pairs`` are given, their level counts.
+    where better and worse are as in :func:`compare_pairs` (Mogstad, Romano, Shaikh & Wilhelm 2024).
 
     >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[1, 3, 3.1], raw=[1, 3, 3.1], gain=7,
     ...            stderr=[.1, .1, .1])
@@ -306,17 +303,15 @@ def rank_intervals(
            [1, 2],
            [1, 2]])
     """
-    if pairs is None and _checked(scores).covariance is not None:
-        pairs = compare_pairs(scores, level=level)
-    if pairs is None:
+    if _checked(scores).covariance is None:
         above, below = _counts_by_sorting(scores, level)
     else:
-        better = _same_clients(pairs, scores).better
+        better = compare_pairs(scores, level=level).better
         above, below = better.sum(axis=0), better.sum(axis=1)
     return np.stack([1 + above, scores.n - below], axis=1)
 
 
-def indistinguishable(scores: Scores, pairs: Pairs | None = None) -> tuple[tuple[str, ...], ...]:
+def indistinguishable(scores: Scores, *, level: float = 0.95) -> tuple[tuple[str, ...], ...]:
     """Return the largest groups of statistically indistinguishable clients, best first.
 
     Two clients are in a group together exactly if they cannot be told apart. Groups may overlap, and may skip
@@ -328,7 +323,7 @@ def indistinguishable(scores: Scores, pairs: Pairs | None = None) -> tuple[tuple
     >>> indistinguishable(s)
     (('B',), ('C', 'A'))
     """
-    better = (compare_pairs(scores) if pairs is None else _same_clients(pairs, scores)).better
+    better = compare_pairs(scores, level=level).better
     place = {client: i for i, client in enumerate(scores.clients)}
     groups = largest_groups(better, [place[client] for client in scores.ranking()])
     return tuple(tuple(scores.clients[i] for i in group) for group in groups)
@@ -363,12 +358,6 @@ def _stderr(scores: Scores) -> Vector:
         missing = "carries no standard errors, so nothing can be said about its uncertainty"
         raise ReportError(f"{scores.score} {missing}; reports need se_alpha, se_loo or se_ioi")
     return error
-
-
-def _same_clients(pairs: Pairs, scores: Scores) -> Pairs:
-    if pairs.clients != scores.clients:
-        raise ReportError(f"pairs are about the clients {pairs.clients}, scores about {scores.clients}"[:300])
-    return pairs
 
 
 def sure_signs(scores: Scores, *, level: float = 0.95) -> list[int]:
