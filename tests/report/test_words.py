@@ -35,7 +35,10 @@ WAYS = {"rose", "fell", "same"}
 MEASURES = {"neg-loss", "rmse-skill", "mae-skill", "auc", "f1", "c-index", *UNIT_UTILITIES}
 BY_KEY = {
     "template": {*TEMPLATE},
-    "book-column": {"payout", "payout_low", "payout_high", *STANDINGS} - {"score"},
+    "column": {*STANDINGS} - {"score"} | {
+        "member", "round", "rounds", "samples", "value", "share-span", "payout", "payout-span", "payout_low",
+        "payout_high",
+    },
     "measure": {"none", *MEASURES},
     "measure-means": MEASURES,
     "score": {"ALPHA", "PHI"},

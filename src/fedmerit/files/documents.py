@@ -279,7 +279,7 @@ def scores_html(scores: Scores) -> str:
         caption.append(words("notebook.status", status=words(f"status-short.{scores.status}")))
     if scores.n > MOST_ROWS:
         caption.append(words("notebook.first", most=MOST_ROWS, all=scores.n))
-    headings = (words("notebook.client"), words("notebook.value"), words("notebook.rank"))
+    headings = (words("column.member"), words("column.value"), words("column.rank"))
     return html_table(headings, rows, words("list.clause").join(caption))
 
 
@@ -289,7 +289,7 @@ def payouts_html(paid: Payouts) -> str:
     budget, unpaid = (f"{formatted(amount, ',')} {coin}".rstrip() for amount in (paid.budget, paid.unpaid))
     best_first = sorted(paid.items(), key=lambda item: (-item[1], item[0]))
     rows = [(name, formatted(amount, ",")) for name, amount in best_first]
-    headings = (words("notebook.client"), words("terminal.payout"))
+    headings = (words("column.member"), words("column.payout"))
     return html_table(headings, rows, words("notebook.payouts", budget=budget, unpaid=unpaid))
 
 
@@ -302,7 +302,7 @@ def shares_plot(shares: Shares) -> Any:
     """Return an Altair chart of the shares, largest first."""
     rows = {name: {"client": name, "share": share} for name, share in shares.items()}
     order = sorted(shares, key=lambda name: (-shares[name], name))
-    return _bars(rows, order, "share", words("terminal.share"), format="%")
+    return _bars(rows, order, "share", words("column.share"), format="%")
 
 
 def _bars(rows: dict[str, dict[str, Any]], order: Sequence[str], of: str, title: str, **axis: Any) -> Any:

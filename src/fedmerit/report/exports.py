@@ -160,7 +160,7 @@ class LoadedRun:
         rows = [(one.client, share_text(one.share, 2), money_text(one.amount)) for one in lines]
         budget = money_text(last.paid.budget, last.paid.currency or "")
         caption = words("notebook.decision", number=last.number, budget=budget, rule=last.terms.rule)
-        headings = (words("notebook.client"), words("terminal.share"), words("terminal.payout"))
+        headings = (words("column.member"), words("column.share"), words("column.payout"))
         return html_table(headings, rows, caption)
 
 
@@ -202,7 +202,7 @@ def scores_workbook(facts: Facts) -> bytes:
 def payouts_workbook(found: Proposal) -> bytes:
     """Return amounts and shares with their intervals, the scores that they follow from, and by which rule."""
     (_, *names), *rows = found.rows()
-    header = [words("terminal.member"), *(words(f"book-column.{name}") for name in names)]
+    header = [words("column.member"), *(words(f"column.{name}") for name in names)]
     rule = found.shares.rule
     basis = [budget_text(found.paid, rule), words(f"rule.{rule}", score=found.facts.total.score)]
     basis += [words("terminal.spans")] if found.spans is not None else []
@@ -216,8 +216,8 @@ def payouts_workbook(found: Proposal) -> bytes:
 
 def _scores(facts: Facts) -> Iterator[Row]:
     score = facts.total.score
-    headings = [score if name == "score" else words(f"book-column.{name}", score=score) for name in STANDINGS]
-    yield [words("terminal.member"), *headings]
+    headings = [score if name == "score" else words(f"column.{name}", score=score) for name in STANDINGS]
+    yield [words("column.member"), *headings]
     for one in facts.standings:
         unknown = (None, None)
         spans = [span or unknown for span in (one.rank_interval, one.interval, one.share_interval)]

@@ -616,22 +616,15 @@ class Facts:
             sums = {score: total.as_dict() for score, total in totals.items()}
             if isinstance(phi := (part.get("cumulative") or {}).get("PHI"), list):
                 sums["PHI"] = dict(zip(source.clients, phi, strict=False))
-            for kind in (kind for kind in kinds if part["truth"].get(kind) is not None):
+            for kind in kinds:
+                if (truth := part["truth"].get(kind)) is None:
+                    continue
                 compared = sums
                 if kind == "ROUND-SV":
-                    last = part["rounds"][-1]
-                    compared = {
-                        score: dict(zip(last["participants"], values or (), strict=False))
-                        for score, values in last["scores"].items()
-                    }
-                yield (
-                    utility,
-                    kind,
-                    {
-                        score: self._spearman(of_member, part["truth"][kind])
-                        for score, of_member in compared.items()
-                    },
-                )
+                    names, each = (part["rounds"][-1][key] for key in ("participants", "scores"))
+                    compared = {score: dict(zip(names, each[score] or (), strict=False)) for score in each}
+                near = {score: self._spearman(of_member, truth) for score, of_member in compared.items()}
+                yield utility, kind, near
 
     def _spearman(self, of_member: Mapping[str, float | None], truth: Sequence[float]) -> float | None:
         """Return the rank correlation of a score with the truth; None unless every member has the score."""

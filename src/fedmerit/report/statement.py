@@ -261,7 +261,7 @@ def own_settlement(facts: Facts, client: str) -> dict[str, Any]:
 def _equations(facts: Facts, lines: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     """Yield the heading and the lines of the table of a member's equations; of many rounds, their sums."""
     columns = ("statement.col-stated", "statement.col-worth", "statement.col-sum", "statement.col-product")
-    yield tuple(map(words, ("page.round", *columns)))
+    yield tuple(map(words, ("column.round", *columns)))
 
     def row(where: str, line: Mapping[str, Any]) -> Row:
         numbers = (line[key] for key in ("stated", "sum", "product"))

@@ -76,23 +76,23 @@ def _standings(facts: Facts, *, sure: bool = True) -> Columns:
     standings = facts.standings
     shares = [sure_share_text(one) if sure else share_text(one.share) for one in standings]
     columns = {
-        words("terminal.member"): [printable(one.client) for one in standings],
+        words("column.member"): [printable(one.client) for one in standings],
         facts.total.score.lower(): [total_text(one) for one in standings],
-        words("terminal.rank"): [rank_text(one) for one in standings],
-        words("terminal.share"): shares,
+        words("column.rank"): [rank_text(one) for one in standings],
+        words("column.share"): shares,
     }
     if facts.settled and facts.source.rounds:
         columns["alpha"] = [signed(one.reported, one.digits) for one in standings]
     if any(one.coverage < 1 for one in standings):
-        columns[words("terminal.rounds")] = [share_text(one.coverage, 0) for one in standings]
+        columns[words("column.rounds")] = [share_text(one.coverage, 0) for one in standings]
     if any(one.samples is not None for one in standings):
-        columns[words("terminal.samples")] = [samples_text(one.samples) for one in standings]
+        columns[words("column.samples")] = [samples_text(one.samples) for one in standings]
     return columns
 
 
 def _last_round(facts: Facts) -> Columns:
     """Return the columns of the last round, which stand in a table of their own: they are no sums."""
-    columns = {words("terminal.member"): [printable(name) for name in facts.standing]}
+    columns = {words("column.member"): [printable(name) for name in facts.standing]}
     for key in ("LOO", "FP", "EE"):
         scores = facts.last_scores.get(key)
         values = scores.as_dict() if scores else {}
@@ -175,13 +175,13 @@ def print_proposal(console: Console, found: Proposal) -> None:
     """Print doubts, the share and amount of each member (also of those who never reported), and notes."""
     warn(console, [*found.warnings, *found.facts.doubts])
     columns = {
-        words("terminal.member"): [printable(one.client) for one in found.lines],
-        words("terminal.share"): [share_text(one.share, 2) for one in found.lines],
-        words("terminal.payout"): [f"{one.amount:,}" for one in found.lines],
+        words("column.member"): [printable(one.client) for one in found.lines],
+        words("column.share"): [share_text(one.share, 2) for one in found.lines],
+        words("column.payout"): [f"{one.amount:,}" for one in found.lines],
     }
     if found.spans is not None:
-        columns[words("terminal.span-share")] = [span_text(one.share_span) for one in found.lines]
-        columns[words("terminal.span-payout")] = [amounts_text(one.amount_span) for one in found.lines]
+        columns[words("column.share-span")] = [span_text(one.share_span) for one in found.lines]
+        columns[words("column.payout-span")] = [amounts_text(one.amount_span) for one in found.lines]
     _print_table(console, columns)
     _say(console, budget_text(found.paid, found.shares.rule))
     if found.spans is not None:
@@ -197,7 +197,7 @@ def print_comparison(console: Console, found: Comparison) -> None:
         warn(console, [words("compare.doubt", run=label, doubt=str(doubt)) for doubt in run.facts.doubts])
     rows = found.rows
     columns = {
-        words("terminal.member"): [printable(one.client) for one in rows],
+        words("column.member"): [printable(one.client) for one in rows],
         words("compare.col-mean"): [found.mean_text(one) for one in rows],
         words("compare.col-training"): [found.spread_text(one.training) for one in rows],
         words("compare.col-test"): [found.spread_text(one.test) for one in rows],
@@ -208,7 +208,7 @@ def print_comparison(console: Console, found: Comparison) -> None:
         _print_table(console, columns | each)
     else:
         _print_table(console, columns)
-        _print_table(console, {words("terminal.member"): columns[words("terminal.member")], **each})
+        _print_table(console, {words("column.member"): columns[words("column.member")], **each})
     for label, run in zip(found.labels, found.runs, strict=True):
         _say(console, words("compare.is", run=label, path=run.name))
     score, utility = found.first.ranked_by, str(found.first.utility)

@@ -221,7 +221,7 @@ def quality(facts: Facts) -> Spec:
         row["paid"] = row["utility"] == paid
     labelled = _apart([row for row in rows if row["round"] == shown[-1]], rows)
     first, last = min(row["round"] for row in rows), max(shown[-1], shown[0] + 1)
-    title = words("chart.round-zero" if facts.one_slice else "chart.round")
+    title = words("chart.round-zero" if facts.one_slice else "column.round")
     scale = {"domain": with_room(first, last, 0, NAME), "nice": False}
     axis = {**_rounds_axis(first, shown[-1]), "domain": False}
     x = field("round:Q", title=title, scale=scale, axis=axis)
@@ -248,7 +248,7 @@ def sums(facts: Facts) -> Spec:
     known = {one.number: one.explained for one in scored if one.explained is not None}
     explained = [{"round": number, "explained": value * facts.unit} for number, value in known.items()]
     axis = {"labelAngle": 0, "labelOverlap": True, "grid": False, "ticks": False}
-    x = field("round:O", title=words("chart.round"), axis=axis)
+    x = field("round:O", title=words("column.round"), axis=axis)
     title = words("chart.change-points" if facts.unit != 1 else "chart.change")
     y = field("gain:Q", title=title, axis=SIGNED)
     width = min(26, max(3, 600 // max(1, len(rows)) // 2))
@@ -269,7 +269,7 @@ def settling(runs: Sequence[tuple[str, Facts]]) -> Spec:
     ]
     first, last = rows[0]["round"], rows[-1]["round"]
     scale, axis = {"domain": [first, last], "nice": False}, _rounds_axis(first, last)
-    x = field("round:Q", title=words("chart.round"), scale=scale, axis=axis)
+    x = field("round:Q", title=words("column.round"), scale=scale, axis=axis)
     axis = {"tickCount": 5, "format": "%"}
     y = field("share:Q", title=words("chart.settling"), scale={"domain": [0, 1]}, axis=axis)
     at, look = {"x": x, "y": y}, Spec(color="var(--accent)", opacity=0.75)
