@@ -179,13 +179,9 @@ class _Fold:
             _check_first(first, config)
         return cls(ledger.path, Rounds(first, {}, config, reader_of(ledger, config.clients, member)))
 
-    @cached_property
-    def settlement(self) -> SettlementFold:
-        return SettlementFold(self.rounds)
-
-    @cached_property
-    def decisions(self) -> DecisionFold:
-        return DecisionFold(self.rounds, self.settlement)
+    def __post_init__(self) -> None:
+        self.settlement = SettlementFold(self.rounds)
+        self.decisions = DecisionFold(self.rounds, self.settlement)
 
     def add(self, record: Record) -> None:
         """Check the next record, and add what it says to the run."""
