@@ -162,6 +162,7 @@ def another_spelling(body):
         (put(budget="1000.001"), "at most 2 decimals"),
         *((put(budget=spelled), "budget: expected 1000.00") for spelled in ("01000.00", "1000", "1000.0")),
         *((put(budget=spelled), r"at `\$\.budget`") for spelled in (1000, True)),
+        (put(currency="euro"), "currency: expected"),
         (another_spelling, "expected a number as it is recorded"),
         (put(rule="equal", departures=["rule"]), "share.client-0"),
         (put(rule="generous"), r"at `\$\.rule`"),
@@ -417,6 +418,7 @@ def test_the_coordinator_cannot_state_what_does_not_follow(closed, kind, edit, m
         ("decision", times("positive", 2), "fence.positive: states .* the totals give"),
         ("decision", times("fence", 0.5), "fence.fence: states"),
         ("decision", times("counted", 2), "fence: expected a positive sum"),
+        ("decision", lambda b: b.pop("fence"), "fence: missing"),
     ],
 )
 def test_a_member_finds_out_from_its_copy_when_its_own_part_does_not_follow(closed, kind, edit, message):
@@ -429,6 +431,12 @@ def test_a_member_finds_out_from_its_copy_when_its_own_part_does_not_follow(clos
 
     as_server(closed, change)
     found_wrong(message, lines, copy_for(closed, "client-2"), member="client-2")
+
+
+def test_payouts_without_their_decision_are_refused(closed):
+    record_decision(closed, Terms("1000.00", PAID))
+    written_anew(closed, lambda record, body: None, times=lambda record: record.kind != "decision")
+    found_wrong("follows no decision", lines, closed)
 
 
 @pytest.mark.parametrize("rule", ["fair", "fenced"])

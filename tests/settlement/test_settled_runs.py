@@ -351,6 +351,8 @@ def test_a_run_that_reports_has_no_settled_score(tmp_path):
 
 def test_payouts_rest_on_settled_scores(tmp_path):
     run = federation(tmp_path)
+    with pytest.raises(LedgerError):
+        record_decision(run.folder, Terms("1000.00", "accuracy", "fenced", "PHI"))
     told = said("rewards", run.folder, "--budget", "1000.00")
     assert "rule fenced" in told
     (decision,) = [record for record in run.records if record.kind == "decision"]
