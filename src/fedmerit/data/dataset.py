@@ -423,10 +423,10 @@ def npz(path: Path, *, images: bool = True) -> Dataset:
     return Dataset(name=path.name, images=images, **with_classes(named))
 
 
-def with_classes(found: dict[str, Any]) -> dict[str, Any]:
+def with_classes(content: dict[str, Any]) -> dict[str, Any]:
     """Return the arrays of a dataset with its classes: texts in y, or "0", "1", ... if they have no names."""
-    labels = [np.asarray(found[key]) for key in ("y_train", "y_test")]
-    if "classes" not in found and all(y.dtype.kind == "U" and y.ndim == 1 for y in labels):
+    labels = [np.asarray(content[key]) for key in ("y_train", "y_test")]
+    if "classes" not in content and all(y.dtype.kind == "U" and y.ndim == 1 for y in labels):
         texts = np.unique(np.concatenate(labels))
         if all(map(readings, texts.tolist())):
             raise DataError(f"y holds numbers as text, such as {str(texts[0])!r:.60}: store them as numbers")
@@ -434,16 +434,12 @@ def with_classes(found: dict[str, Any]) -> dict[str, Any]:
             both = " and ".join(spelled(*alike))
             raise DataError(f"y holds {both}, which would be two classes: write a class in one way")
         train, test = (np.searchsorted(texts, y) for y in labels)
-        found = {**found, "classes": texts, "y_train": train, "y_test": test}
-    if "classes" not in found and all(_are_labels(y) for y in labels):
+        content = {**content, "classes": texts, "y_train": train, "y_test": test}
+    if "classes" not in content and all(_column(y).ndim == 1 and y.dtype.kind in "iub" for y in labels):
         largest = max(int(np.max(y, initial=True)) for y in labels)
-        found["classes"] = np.arange(min(largest, len(labels[0])) + 1).astype(str)
-    names = found.get("classes", ())
-    return {**found, "classes": tuple(np.atleast_1d(names).tolist()) if len(names) else ()}
-
-
-def _are_labels(y: Labels) -> bool:
-    return y.dtype.kind in "iub" and (y.ndim == 1 or (y.ndim == 2 and y.shape[1] == 1))
+        content["classes"] = np.arange(min(largest, len(labels[0])) + 1).astype(str)
+    names = content.get("classes", ())
+    return {**content, "classes": tuple(np.atleast_1d(names).tolist()) if len(names) else ()}
 
 
 def own(name: str, path: str | Path | None, options: Mapping[str, Any]) -> Dataset:

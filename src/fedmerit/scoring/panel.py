@@ -162,8 +162,8 @@ def panel(updates: npt.ArrayLike, gradients: npt.ArrayLike, clients: Iterable[st
             data, whose mean counts; with halves, the panel has standard errors.
         clients: names; by default ``client-0``, ``client-1``, ...
 
-    >>> found = panel([[1, 0], [0, 1]], [[[4, 1], [2, 1]], [[0, 5], [0, 5]]], ["A", "B"])
-    >>> found.matrix.tolist(), found.stderr.tolist()
+    >>> judged = panel([[1, 0], [0, 1]], [[[4, 1], [2, 1]], [[0, 5], [0, 5]]], ["A", "B"])
+    >>> judged.matrix.tolist(), judged.stderr.tolist()
     ([[3.0, 0.0], [1.0, 5.0]], [0.0, 0.0])
     """
     moves, halves = matrix_of(updates, "updates", "client", "PANEL"), _directions(gradients)
@@ -219,8 +219,8 @@ def hands(matrix: Any, most: float = MOST, clients: Iterable[str] | None = None)
         most: how many times an equal part of a slice one client may get; N - 1 or more is no limit.
         clients: names; by default ``client-0``, ``client-1``, ...
 
-    >>> found = hands([[9, 2, 3], [1, 9, 1], [1, -5, 9]], clients=["A", "B", "C"])
-    >>> {name: round(share, 4) for name, share in found.items()}  # A: (1 + 3/4) / 3
+    >>> divided = hands([[9, 2, 3], [1, 9, 1], [1, -5, 9]], clients=["A", "B", "C"])
+    >>> {name: round(share, 4) for name, share in divided.items()}  # A: (1 + 3/4) / 3
     {'A': 0.5833, 'B': 0.25, 'C': 0.1667}
     >>> hands([[0, 9, 9], [0, 0, 0], [0, 0, 0]], most=1.5).unpaid  # A gets 3/4 of two slices
     0.16666666666666666
@@ -260,8 +260,8 @@ def share_errors(panel: Panel, *, most: float = MOST) -> dict[str, float] | None
     and minus 1.96 of it held the true ones in 91 to 99 % of cases where the median error was below 1 / (6N),
     and in 80 % or more up to 1 / (3N): negative entries count as 0, so mere noise takes from the large ones.
 
-    >>> found = Panel([[0, 2, 3], [1, 0, 1], [1, 1, 0]], apart=[[0, 0.2, 0], [0, 0, 0], [0, 0.2, 0]])
-    >>> {name: round(error, 2) for name, error in share_errors(found).items()}  # only the second judge's
+    >>> judged = Panel([[0, 2, 3], [1, 0, 1], [1, 1, 0]], apart=[[0, 0.2, 0], [0, 0, 0], [0, 0.2, 0]])
+    >>> {name: round(error, 2) for name, error in share_errors(judged).items()}  # only the second judge's
     {'client-0': 0.02, 'client-1': 0.0, 'client-2': 0.02}
     """
     limit, errors, n = float(_limit(most, panel.n)), panel.stderr, panel.n
