@@ -391,8 +391,8 @@ def _costs(facts: Facts, client: str) -> Iterator[str]:
         yield words("statement.other-same", then=then, amount=_money(facts, cost.cents))
     else:
         gap = cost.other_cents - cost.cents
-        code = "statement.other-more" if gap > 0 else "statement.other-less"
-        yield words(code, then=then, amount=_money(facts, cost.other_cents), gap=_money(facts, abs(gap)))
+        amounts = {"amount": _money(facts, cost.other_cents), "gap": _money(facts, abs(gap))}
+        yield words("statement.other-more", then=then, **amounts, more=gap > 0)
     yield words("statement.estimate")
 
 
@@ -421,18 +421,16 @@ def _sure(facts: Facts, client: str) -> Iterator[str]:
         low_share, high_share = facts.spans[client]
         least, most = (_money(facts, end) for end in amounts_within(facts.spans, decision.paid)[client])
         yield words("statement.span", low=low_share, high=high_share, low_amount=least, high_amount=most)
-    less, more = facts.apart_from(client)
-    if less:
-        yield _who(facts, less, "statement.apart-more", "statement.apart-more-others")
-    if more:
-        yield _who(facts, more, "statement.apart-less", "statement.apart-less-others")
+    for more, others in zip((True, False), facts.apart_from(client), strict=True):
+        if others:
+            yield _who(facts, others, "statement.apart", "statement.apart-others", more=more)
 
 
-def _who(facts: Facts, clients: tuple[str, ...], named: str, counted: str) -> str:
+def _who(facts: Facts, clients: tuple[str, ...], named: str, counted: str, **values: Any) -> str:
     """Return words that name other members, or count them where members see only their own numbers."""
     if facts.source.private:
-        return words(counted, others=len(clients))
-    return words(named, clients=clients)
+        return words(counted, others=len(clients), **values)
+    return words(named, clients=clients, **values)
 
 
 def as_dict(facts: Facts, client: str) -> dict[str, Any]:

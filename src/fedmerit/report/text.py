@@ -360,10 +360,8 @@ def findings(facts: Facts) -> Iterator[str]:
 
 def budget_text(paid: Payouts, rule: str) -> str:
     """Return what was divided, by which rule, and what is left."""
-    budget, unpaid = paid.budget, paid.unpaid
-    if coin := paid.currency:
-        return words("terminal.paid-in", budget=budget, currency=coin, rule=rule, unpaid=unpaid)
-    return words("terminal.paid", budget=budget, rule=rule, unpaid=unpaid)
+    budget = f"{formatted(paid.budget, ',')} {paid.currency or ''}".rstrip()
+    return words("terminal.paid", budget=budget, rule=rule, unpaid=paid.unpaid)
 
 
 # --------------------------------------------------------------------------------------------------- notes

@@ -538,8 +538,7 @@ def companions(facts: Facts) -> list[str]:
             sentences.append(words("trust.opposite-more", measure=name, left=left))
         by = words("trust.the-reports") if one.reported else spoken(one.utility)
         for client, helped in one.turned.items():
-            code = "trust.turned-better" if helped else "trust.turned-worse"
-            sentences.append(words(code, measure=by, client=client, first=first))
+            sentences.append(words("trust.turned", measure=by, client=client, first=first, helped=helped))
         agrees = {"measure": name, "close": close, "first": first}
         if not one.sure:
             sentences.append(words("trust.nothing-sure", **agrees))
