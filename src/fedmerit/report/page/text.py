@@ -275,7 +275,7 @@ def _span(facts: Facts) -> str:
         return words("lede.after", closed=closed, planned=planned)
     if facts.source.unreported and facts.one_slice and last is not None:
         return words("lede.by-round", round=last)
-    return words("lede.over-reported" if facts.source.unreported else "lede.over", n=facts.total.rounds)
+    return words("lede.over", n=facts.total.rounds, partly=bool(facts.source.unreported))
 
 
 def gaps_known(facts: Facts) -> bool:
@@ -338,14 +338,12 @@ def measure(facts: Facts) -> str:
 
 def built_up(facts: Facts) -> str:
     """Return in which rounds the gain was made."""
-    gain, n, partly = facts.total.gain, len(facts.measured), facts.source.unreported
+    gain, n, partly = facts.total.gain, len(facts.measured), bool(facts.source.unreported)
     if gain <= 0 or n < 3:
-        changed = "course.changed-reported" if partly else "course.changed"
-        return words(changed, gain=level_change(facts, gain))
+        return words("course.changed", gain=level_change(facts, gain), partly=partly)
     sums = list(itertools.accumulate(measured.gain for measured in facts.measured))
     place = next(k for k, so_far in enumerate(sums, start=1) if so_far >= gain / 2 or k == n)
-    code = "course.half-reported" if partly else "course.half"
-    return words(code, place=place, n=n, part=sums[place - 1] / gain)
+    return words("course.half", place=place, n=n, part=sums[place - 1] / gain, partly=partly)
 
 
 def away(facts: Facts) -> list[str]:
@@ -387,8 +385,8 @@ def decision(facts: Facts) -> list[str]:
     score = terms.score
     if score != "ALPHA":
         score = words("pay.score-means", score=score, means=words(f"score-means.{score}"))
-    code = "pay.by-zero" if terms.missing == "zero" else "pay.by-own-mean"
-    sentences.append(words(code, measure=spoken(terms.utility), score=score))
+    zero = terms.missing == "zero"
+    sentences.append(words("pay.by", measure=spoken(terms.utility), score=score, zero=zero))
     if facts.other_basis:
         basis = words("pay.basis", score=noun(terms.score), measure=spoken(terms.utility))
         sentences.append(words("pay.other-basis", basis=basis))
@@ -467,8 +465,8 @@ def adds_up(facts: Facts) -> str:
         strays = [words("trust.strays")]
     if total.gain <= 0:
         return " ".join([words("trust.no-gain", **amounts), *strays])
-    code = "trust.adds-up-reported" if facts.source.unreported else "trust.adds-up"
-    sentences = [words(code, part=explained / total.gain, **amounts)]
+    partly = bool(facts.source.unreported)
+    sentences = [words("trust.adds-up", part=explained / total.gain, partly=partly, **amounts)]
     if facts.settled:
         return " ".join([*sentences, words("trust.settled")])
     if is_whole(facts.utility):
