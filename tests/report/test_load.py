@@ -80,6 +80,8 @@ def test_a_notebook_shows_scores_and_the_last_decision_and_runs_no_name(runs, tm
     assert "&lt;i&gt;A" in shown
     assert "<i>" not in shown
     assert repr(fm.load(folder)) == f"Run({str(folder)!r}: 4 members, 3 of 3 rounds)"
+    fedmerit("rewards", folder, "--budget", "100", "--currency", "JPY", "--rule", "equal")  # has no decimals
+    assert "<td>25</td>" in fm.load(folder)._repr_html_()
 
 
 def test_what_is_no_run_or_does_not_verify_is_refused(runs, tmp_path):
