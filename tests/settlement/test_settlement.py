@@ -692,8 +692,15 @@ def test_another_archive_is_refused(copied, change, kind):
         list(verify_folder(copied, archive=archive.path))
 
 
-@pytest.mark.parametrize("what", ["product", "gradient"])
-def test_directions_and_products_that_only_the_server_and_its_friends_saw_are_recomputed(once_settled, what):
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("product", "the product of sum"),
+        ("gradient", "from the gradient"),
+        ("pool", "its pool is not the one"),
+    ],
+)
+def test_what_only_the_server_and_its_friends_saw_is_recomputed(once_settled, what, says):
     """As if all members had agreed to them: the archive alone says that they are false."""
     federation = once_settled
     found, slopes = book(federation), federation.gradient
@@ -701,14 +708,16 @@ def test_directions_and_products_that_only_the_server_and_its_friends_saw_are_re
         first, *others = found.manifest.rounds
         first = replace(first, product=first.product + 1)
         found.manifest = replace(found.manifest, rounds=(first, *others))
+    elif what == "pool":
+        found.manifest = replace(found.manifest, pool="0" * 64)
 
     def gradient(*path):
         own = slopes(*path)
-        return own if what == "product" else replace(own, blocks=own.blocks + 1)
+        return replace(own, blocks=own.blocks + 1) if what == "gradient" else own
 
     archive = FolderArchive(federation.folder / "archive")
     given = (archive, replace(run_in(federation.folder), settlement=found), gradient)
-    with pytest.raises(LedgerError, match="the product of sum" if what == "product" else "from the gradient"):
+    with pytest.raises(LedgerError, match=says):
         list(check_archive(*given))
 
 
