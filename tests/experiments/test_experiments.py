@@ -45,13 +45,14 @@ from retrained import holm, sign_test, student
 from sections import variation
 from verdicts import AT_THE_END, HOLDS, NOT, ONLY, lead, verdict
 
-from fedmerit import Reports, config, fp, normalise
+from fedmerit import Reports, fp, normalise
 from fedmerit.data import load as load_data
 from fedmerit.scoring.scores import from_blocks
 from fedmerit.simulation.plan import SPREAD
 from fedmerit.simulation.run import Rehearsal
 from fedmerit.simulation.setup import prepare, seed_for
 from fedmerit.storage.run_folder import Folder
+from tiny import tiny
 
 from .test_downloads import brain_files, cifar, isic_files, pcam_files
 
@@ -346,9 +347,8 @@ def one_round_of(settings, *truth):
 @pytest.fixture
 def small():
     names = ["expected-accuracy", "accuracy", "brier", "neg-loss", "balanced-accuracy"]
-    scoring = {"method": "reports", "utilities": names}
-    sections = {"data": {"test_size": 60}, "model": {"name": "mlp"}, "partition": {"clients": 3}}
-    return config.from_dict({**sections, "scoring": scoring})
+    members = ("partition.clients=3", "partition.sizes=[60, 50, 70]")
+    return tiny(*members, f"scoring.utilities={names}", "data.test_size=60", "model.name=mlp")
 
 
 def test_quick_evaluation_is_the_federations_own(small):
