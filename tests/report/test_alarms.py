@@ -159,6 +159,19 @@ def drop(one, name):
     return replace(one, **kept, clients=tuple(one.clients[k] for k in keep), silent=(*one.silent, name))
 
 
+def test_changes_in_the_place_of_utilities_are_refused(tmp_path):
+    """Typed as changes, they pay the best member least, and with three members add up to half too much."""
+    honest = read_content(HOSPITALS).rounds
+    changes = [
+        replace(one, alone=one.alone - one.empty, without=one.grand - one.without, utility=None)
+        for one in honest
+    ]
+    assert codes(*changes) == [("changes", True)]
+    assert codes(*honest) == []
+    small = [replace(one, alone=0.4 * one.alone) for one in honest]
+    assert "changes" not in [code for code, _ in codes(*small)]  # the other column is a level
+
+
 def test_a_silent_member_hides_no_swapped_columns(tmp_path, swapped):
     """Six members, one of whom never reports: the five others say four times the gain and more."""
     for name in read_content(HOSPITALS).rounds[0].clients:

@@ -200,7 +200,8 @@ def _blocks(facts: Facts, client: str) -> Iterator[Block]:
     yield "pre", (run.head,)
     yield "p", " ".join(filter(None, (signed_by(facts), words("statement.keep", INSIDE))))
     yield "h2", words("statement.received")
-    yield "p", words("statement.receipt", INSIDE)
+    amount = _money(facts, decision.paid.by_client.get(client, decision.paid.nothing))
+    yield "p", words("statement.receipt", INSIDE, client=client, number=decision.number, amount=amount)
     yield "fields", ((words("statement.place"), BLANK), (words("statement.signature"), BLANK))
 
 

@@ -186,6 +186,8 @@ def print_proposal(console: Console, found: Proposal) -> None:
     _say(console, budget_text(found.paid, found.shares.rule))
     if found.spans is not None:
         _say(console, words("terminal.spans"))
+    elif found.shares.rule != "equal" and found.facts.total.stderr is None:
+        _say(console, words("money.unsure"))
     if found.apart:
         _say(console, found.apart)
     tell_notes(console, found.notes)

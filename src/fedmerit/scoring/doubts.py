@@ -29,12 +29,14 @@ ERRORS = 2.0
 """How many standard errors are put down to chance."""
 BETTER = 0.5
 """Swapped columns are suspected if swapping them back leaves less than this fraction of the misfit."""
+FAR = 0.5
+"""Where alone and without are always below this part of v(M0) and v(M), they are changes of the utility."""
 ROUNDS = 3
 """The fewest rounds that tell whose columns are swapped: in one or two, others may fit as well by chance."""
 
 Code = Literal[
-    "swapped", "strays", "lower-is-better", "fell", "lower-rose", "renormalised", "unchecked", "whole",
-    "chance",
+    "swapped", "changes", "strays", "lower-is-better", "fell", "lower-rose", "renormalised", "unchecked",
+    "whole", "chance",
 ]  # fmt: skip
 
 _LOWER = frozenset({
@@ -176,11 +178,19 @@ def doubts(rounds: Sequence[Reports], *, game: str | None = None) -> tuple[Doubt
     >>> [doubt.code for doubt in doubts([Reports(empty=0, grand=3, alone=[3, 2, 1], without=[0, 1, 2])])]
     ['swapped']
     """
+    if all(map(_are_changes, rounds)):
+        return (_doubt("changes", gross=True),)
     reasons = [_doubt("renormalised")] if game == "renormalised" else _about_sums(rounds)
     reasons += _about_measure(rounds, engine=game is not None)
     if not any(doubt.gross for doubt in reasons) and (by_chance := at_chance(accumulate(rounds))):
         reasons.append(by_chance)
     return tuple(sorted(reasons, key=lambda doubt: (not doubt.gross, _FIRST.get(doubt.code, 2))))
+
+
+def _are_changes(reports: Reports) -> bool:
+    """Whether alone and without look like changes of the utility: all are far below that of both models."""
+    most = max(abs(value) for value in (*reports.alone, *reports.without))
+    return bool(most < FAR * min(reports.empty, reports.grand))
 
 
 def _doubt(code: Code, *, gross: bool = False, **values: float) -> Doubt:
