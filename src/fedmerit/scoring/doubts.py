@@ -30,7 +30,7 @@ ERRORS = 2.0
 BETTER = 0.5
 """Swapped columns are suspected if swapping them back leaves less than this fraction of the misfit."""
 FAR = 0.5
-"""Where alone and without are always below this part of v(M0) and v(M), they are changes of the utility."""
+"""Where alone and without are always below this part of v(M0) or v(M), they may be changes of the utility."""
 ROUNDS = 3
 """The fewest rounds that tell whose columns are swapped: in one or two, others may fit as well by chance."""
 
@@ -178,7 +178,7 @@ def doubts(rounds: Sequence[Reports], *, game: str | None = None) -> tuple[Doubt
     >>> [doubt.code for doubt in doubts([Reports(empty=0, grand=3, alone=[3, 2, 1], without=[0, 1, 2])])]
     ['swapped']
     """
-    if all(map(_are_changes, rounds)):
+    if _are_changes(rounds):
         return (_doubt("changes", gross=True),)
     reasons = [_doubt("renormalised")] if game == "renormalised" else _about_sums(rounds)
     reasons += _about_measure(rounds, engine=game is not None)
@@ -187,10 +187,15 @@ def doubts(rounds: Sequence[Reports], *, game: str | None = None) -> tuple[Doubt
     return tuple(sorted(reasons, key=lambda doubt: (not doubt.gross, _FIRST.get(doubt.code, 2))))
 
 
-def _are_changes(reports: Reports) -> bool:
-    """Whether alone and without look like changes of the utility: all are far below that of both models."""
-    most = max(abs(value) for value in (*reports.alone, *reports.without))
-    return bool(most < FAR * min(reports.empty, reports.grand))
+def _are_changes(rounds: Sequence[Reports]) -> bool:
+    """Whether alone and without look like changes of the utility: far below it, and as such they add up."""
+    for reports in rounds:
+        if max(abs(v) for v in (*reports.alone, *reports.without)) >= FAR * max(reports.empty, reports.grand):
+            return False
+    as_changes = [math.fsum((*reports.alone, *reports.without)) / 2 for reports in rounds]
+    as_given = [math.fsum(alpha(reports).raw.tolist()) for reports in rounds]
+    near, far = (math.fsum(map(_off, rounds, totals)) for totals in (as_changes, as_given))
+    return near + _rounding(rounds) < BETTER * far
 
 
 def _doubt(code: Code, *, gross: bool = False, **values: float) -> Doubt:
