@@ -168,7 +168,7 @@ def test_a_new_run_starts_from_the_last_model_of_one_that_died(home):
     m = model_hash(Shape.of(first).read(model))
     assert bodies_of(home / "run", "outcome")[-1]["m"] == m
     strategy = small.contributions(
-        home, test=task.arrays(), value=None, utilities=task.UTILITIES, folder=home / "second"
+        home, test=task.federation().pool, value=None, utilities=task.UTILITIES, folder=home / "second"
     )
     strategy.start(grid=grid_of(home), initial_arrays=model, num_rounds=1)
     assert {report.bound_to["m0"] for report in rounds_in(home / "second")[0].reports.values()} == {m}

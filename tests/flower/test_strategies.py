@@ -13,6 +13,7 @@ import fedmerit.flower
 from federation_in import NODES, client, grid_of, rounds_in, server, task
 from fedmerit.config import from_dict
 from fedmerit.errors import ConfigError, DataError, MessageError, RefusedError, ReportError
+from fedmerit.protocol.pool import Pool
 from fedmerit.verify import verify_folder
 from refusals import refused
 from small import contributions, members, start
@@ -224,12 +225,19 @@ def test_a_broken_value_shows_before_anybody_trains(home, wrong, reason):
     assert not (home / "run").exists()
 
 
+HALVED = Pool(
+    indices=np.arange(40), x=X, y=np.arange(40) % 2, slices=2, balanced=False, classes=2,
+    utility_hash="0" * 64, key=bytes(32), settled=20,
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("options", "error", "reason"),
     [
         ({"test": (X, ["a"] * 40)}, DataError, "labels must be numbers"),
         ({"test": (X[:5], np.zeros(5))}, DataError, "at least 10 per slice"),
         ({"test": (X, X[:, 0], X)}, DataError, "two arrays, got a tuple of 3"),
+        ({"test": HALVED}, DataError, "a pool for method='reports', got one that was cut for 'both'"),
         ({"strategy": FedAvg(min_train_nodes=5)}, ConfigError, "min_train_nodes is 5, but the roster has 4"),
     ],
 )
@@ -277,7 +285,7 @@ def test_what_cannot_run_here_is_refused_with_the_reason(home):
 
 def test_a_server_optimiser_is_scored_before_it_acts(home):
     strategy = contributions(
-        home, FedAdam(fraction_evaluate=0.0), test=task.arrays(), value=task.value,
+        home, FedAdam(fraction_evaluate=0.0), test=task.federation().pool, value=task.value,
         utilities=task.UTILITIES,
     )  # fmt: skip
     strategy.start(grid=grid_of(home), initial_arrays=ArrayRecord(task.first_model()), num_rounds=2)

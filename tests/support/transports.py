@@ -176,12 +176,13 @@ class InProcessGrid:
         return ""
 
     def run(self, scenario: Scenario, home: Path) -> Ran:
+        import fedmerit.flower
         from federation_in import server
 
         make_keys(home, scenario)
         task = FlowerTask(scenario, federation_of(replace(scenario, lost=())), Ran(home / "run"))
         config = task.federation.config
-        strategy = server.Pooled(
+        strategy = fedmerit.flower.Contributions(
             task.strategy(),
             roster=home / "roster.toml",
             test=task.federation.pool,

@@ -95,7 +95,7 @@ class Contributions:
         strategy: Strategy,
         *,
         roster: str | Path,
-        test: tuple[npt.ArrayLike, npt.ArrayLike],
+        test: tuple[npt.ArrayLike, npt.ArrayLike] | Pool,
         value: Value | None,
         folder: str | Path,
         gradient: Gradient | None = None,
@@ -422,6 +422,15 @@ class Contributions:
 
     def _pool(self, config: Config, key: bytes) -> Pool:
         """Return the test pool, in an order that follows from its key."""
+        if isinstance(self.test, Pool):
+            parts = self.test.settled > 0, self.test.slices > (self.test.settled > 0)
+            if parts != (config.settles, config.reports):
+                cut = {(True, True): "both", (True, False): "settled", (False, True): "reports"}[parts]
+                raise DataError(
+                    f"test: expected a pool for method={config.scoring.method!r}, got one that was cut for "
+                    f"{cut!r} (scoring.method of the settings it was made with)"
+                )
+            return self.test
         if not isinstance(self.test, tuple | list) or len(self.test) != 2:
             count = f" of {len(self.test)}" if isinstance(self.test, tuple | list) else ""
             kind = type(self.test).__name__

@@ -10,16 +10,8 @@ from flwr.serverapp.strategy import FedAvg
 import fedmerit.flower
 from contract.task import UTILITIES, federation, first_model, gradient, value
 from fedmerit.flower.server import SETTINGS
-from fedmerit.protocol.pool import Pool
 
 app = ServerApp()
-
-
-class Pooled(fedmerit.flower.Contributions):
-    """Contributions whose test samples may be cut already, as in the rehearsal that it is compared with."""
-
-    def _pool(self, config, key):
-        return self.test if isinstance(self.test, Pool) else super()._pool(config, key)
 
 
 def sections(**given):
@@ -56,7 +48,7 @@ def run(
 ):
     """A whole run over any Grid, or the settlement of one whose server died."""
     pool = federation().pool
-    strategy = Pooled(
+    strategy = fedmerit.flower.Contributions(
         FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3),
         roster=roster,
         test=test or (pool if method == "reports" else (pool.x, pool.y)),

@@ -41,11 +41,6 @@ def federation():
     return prepare(config(), pool_key=bytes(32))
 
 
-def arrays():
-    """The test samples and their labels."""
-    return federation().pool.x, federation().pool.y
-
-
 def first_model():
     """The model of before round 1 as a state dict."""
     from fedmerit.simulation.models import load_vector
