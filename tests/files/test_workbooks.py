@@ -350,6 +350,11 @@ def test_results_are_a_workbook_that_reads_back(tmp_path, fedmerit):
     header, *lines = load_workbook(paid)["Payouts"].iter_rows(values_only=True)
     payouts = json.loads(fedmerit.said(*asked, "--format", "json"))["payouts"]
     assert {line[0]: f"{line[2]:.2f}" for line in lines} == payouts
+    german = paid.with_name("german.xlsx")
+    assert fedmerit(*asked, "--format", "xlsx", "--out", german, "--language", "de")[0] == 0
+    assert "Auszahlung" in [
+        cell.value for row in load_workbook(german).worksheets[0].iter_rows() for cell in row
+    ]
     assert header[:3] == ("member", "share", "payout")
     told = [row[0] for row in load_workbook(paid)["How this was computed"].iter_rows(values_only=True)]
     assert "budget 100.01 EUR, rule fenced, unpaid 0.00" in told

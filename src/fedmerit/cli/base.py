@@ -155,7 +155,9 @@ Date = Annotated[str | None, Option(help="A day such as 2026-11-30.", show_defau
 Currency = Annotated[
     str | None, Option(help="A code such as EUR, or a sign such as $.", show_default="as in the settings")
 ]
-Language = Annotated[Literal["en", "de"] | None, Option(help="Of page and statements.", show_default="en")]
+Language = Annotated[
+    Literal["en", "de"] | None, Option(help="Of page, statements and workbook.", show_default="en")
+]
 
 
 def heading_of(currency: str | None, **parts: str | None) -> Heading:

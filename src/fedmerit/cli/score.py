@@ -235,6 +235,7 @@ def rewards(
     """
     from fedmerit.files.sheets import sheet_text
     from fedmerit.ledger.decisions import departs
+    from fedmerit.notes import speaking
     from fedmerit.report.exports import payouts_workbook
     from fedmerit.report.facts import Facts
     from fedmerit.report.payment import propose, score_to_pay
@@ -268,7 +269,8 @@ def rewards(
         warn(err, [*found.warnings, *facts.doubts])
         tell_notes(err, source.notes)
         if out_ is not None:
-            _write_workbook(out_, payouts_workbook(found))
+            with speaking(language or "en"):
+                _write_workbook(out_, payouts_workbook(found))
         elif format == "json":
             write_json(found.as_dict())
         else:
