@@ -93,6 +93,7 @@ def test_pages_open_from_a_disk_and_the_search_works_there(site):
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         context = browser.new_context(offline=True, viewport={"width": 360, "height": 800})
+        context.set_default_timeout(240_000)  # a busy machine takes its time
         tab, said = context.new_page(), []
         tab.on("console", lambda message: said.append(message.text))
         tab.on("pageerror", lambda error: said.append(str(error)))
