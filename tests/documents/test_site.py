@@ -25,7 +25,7 @@ DOCS = ROOT / "docs"
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The site, built as `make docs` does, elsewhere."""
-    pytest.importorskip("zensical", reason="the documentation needs: pip install 'fedmerit[docs]'")
+    pytest.importorskip("zensical", reason="the documentation needs: pip install '.[docs]'")
     folder = tmp_path_factory.mktemp("site")
     for name in ("docs", "examples/tutorials", "experiments/FINDINGS.md", "zensical.toml"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -93,6 +93,7 @@ def test_pages_open_from_a_disk_and_the_search_works_there(site):
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         context = browser.new_context(offline=True, viewport={"width": 360, "height": 800})
+        context.set_default_timeout(240_000)  # a busy machine takes its time
         tab, said = context.new_page(), []
         tab.on("console", lambda message: said.append(message.text))
         tab.on("pageerror", lambda error: said.append(str(error)))

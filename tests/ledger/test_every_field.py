@@ -249,6 +249,21 @@ def test_a_round_too_many_and_an_end_in_a_round_are_refused(flower):
     refused(path, [*records[:end], opened, *records[end:]], keys, "ends while round 4 is open")
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_the_first_model_is_worth_on_a_slice_does_not_change(files, tmp_path, number):
+    records = records_in(files, "masked")
+    for values in of_round(records, "round", number).body["utilities"].values():
+        values["first"] = exact(0.625)
+    match = "of the first model than an earlier round on this slice"
+    refused(tmp_path / "copy.jsonl", records, keys_of(files, "masked"), match)
+
+
+def test_who_has_not_joined_reports_nothing(flower):
+    path, records, keys = flower
+    del records[where(records, "join", 2)]
+    refused(path, records, keys, "its author has not joined the run")
+
+
 def test_scores_are_stated_once_after_each_round(flower):
     path, records, keys = flower
     last = where(records, "scores", 2)

@@ -223,7 +223,7 @@ def test_a_signature_under_a_head_that_never_was(folder, edit, message):
 
 NO_ENTRIES = ("x", "1", "1 report 00", "one " + "0" * 64, "1 report 00 11 22", "1 retort 00 11", "trained 00")
 NO_NAMES = ("A, B", "[", "7", "null")
-NOBODY = ("A 00", '"A', "[[ 00", "00")
+NOBODY = ("masked A 00", 'masked "A', "masked [[ 00", "masked 00", 'complained ["A"]')
 
 
 def test_a_members_file_of_heads(folder, tmp_path):
@@ -240,7 +240,7 @@ def test_a_members_file_of_heads(folder, tmp_path):
         ("1 zz\n", "line 1: a head is 64"),
         *((f"{line}\n", "line 1: expected a round, and then a head") for line in NO_ENTRIES),
         *((f"1 released {names}\n", "line 1: expected the names of members as JSON") for names in NO_NAMES),
-        *((f"1 masked {named}\n", "line 1: expected the names of members as JSON") for named in NOBODY),
+        *((f"1 {kept}\n", "line 1: expected the names of members as JSON") for kept in NOBODY),
         (f"{'9' * 5000} {'0' * 64}\n", "line 1"),
     ):
         path.write_text(text)
