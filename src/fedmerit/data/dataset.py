@@ -120,7 +120,9 @@ class Dataset:
     def __post_init__(self) -> None:
         classes = tuple(str(name) for name in self.classes)
         if len(classes) == 1:
-            raise DataError(f"{self.name}: expected at least 2 classes, or none where y is not a class label, got 1")
+            raise DataError(
+                f"{self.name}: expected at least 2 classes, or none where y is not a class label, got 1"
+            )
         if twice := [name for name in classes if classes.count(name) > 1]:
             raise DataError(f"{self.name}: class name {twice[0]!r} appears twice")
         object.__setattr__(self, "classes", classes)
