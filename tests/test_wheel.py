@@ -81,7 +81,7 @@ def test_what_a_reporter_of_a_weakness_is_pointed_to_exists():
 # ----------------------------------------------------------------------------------------- without packages
 
 
-ABSENT = ("cryptography", "Crypto", "pydantic", "altair", "flwr", "jinja2", "pandas")
+ABSENT = ("cryptography", "Crypto", "pydantic", "altair", "flwr", "jinja2", "pandas", "polars", "openpyxl")
 BLOCK = "import sys\nfor name in {!r}: sys.modules[name] = None\n"
 RUN = """
 from fedmerit.config import from_dict

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from fedmerit.config import VERSION
-from fedmerit.errors import CopyDiffers, KeyFileError, LedgerError, StoreError
+from fedmerit.errors import EXTRAS, CopyDiffers, KeyFileError, LedgerError, StoreError, install
 from fedmerit.identity import SERVER, Member, Roster, read_roster
 from fedmerit.ledger.chain import LEDGER, START, Copy, Ledger, Record, reading
 from fedmerit.ledger.decisions import Decision, OwnPart, departs
@@ -418,16 +418,6 @@ def _about_payouts(decision: Decision, member: str | None, after: str) -> Iterat
 
 # -------------------------------------------------------------------------------------------- this machine
 
-EXTRAS = {
-    "engine": ("torch", "safetensors"),
-    "data": ("pillow",),
-    "page": ("jinja2", "vl-convert-python"),
-    "pandas": ("pandas",),
-    "xlsx": ("openpyxl",),
-    "plot": ("altair",),
-    "flower": ("flwr",),
-}
-"""The extras that people install, and the packages in them."""
 SLACK = 86_400
 """Seconds by which a file may be newer than the clock: copies keep the time of another machine."""
 
@@ -438,7 +428,7 @@ def examine_machine() -> Iterator[Note]:
     for extra, packages in EXTRAS.items():
         versions = {package: _version(package) for package in packages}
         if missing := [package for package, number in versions.items() if not number]:
-            yield Note("machine-without", extra=extra, packages=missing)
+            yield Note("machine-without", extra=extra, packages=missing, install=install(extra))
         else:
             named = [f"{package} {number}" for package, number in versions.items()]
             yield Note("machine-extra", extra=extra, packages=named)

@@ -25,7 +25,7 @@ DOCS = ROOT / "docs"
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The site, built as `make docs` does, elsewhere."""
-    pytest.importorskip("zensical", reason="the documentation needs: pip install 'fedmerit[docs]'")
+    pytest.importorskip("zensical", reason="the documentation needs: pip install '.[docs]'")
     folder = tmp_path_factory.mktemp("site")
     for name in ("docs", "examples/tutorials", "experiments/FINDINGS.md", "zensical.toml"):
         (folder / name).parent.mkdir(exist_ok=True)

@@ -71,8 +71,6 @@ def named(kind, path, names):
         steps.append("*" if isinstance(step, int) or step in names else step)
     if kind == "analysis" and steps[1:] != ["round"]:
         return "analysis.*"
-    if steps[:2] == ["round", "phi"]:
-        return "round.phi"
     return ".".join(steps)
 
 

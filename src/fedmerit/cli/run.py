@@ -14,7 +14,7 @@ from typer import Argument, Option
 from fedmerit.cli import base
 from fedmerit.cli.base import app, err, fail, form_of, heading_of, out, write_json
 from fedmerit.config import SCHEMA, Config, asked_for, of_folder, written
-from fedmerit.errors import ConfigError, DataError, FedmeritError, MissingExtra, StoreError
+from fedmerit.errors import ConfigError, DataError, FedmeritError, MissingExtra, StoreError, install
 from fedmerit.ledger.chain import LEDGER
 from fedmerit.ledger.run import Run
 from fedmerit.notes import Note, words
@@ -140,7 +140,9 @@ def _repeat(config: Config, folder: Path, count: int, *, resume: bool) -> None:
         write_file(folder / PAGE, render_comparison(found).encode())
         out.print(words("file.comparison", path=folder / PAGE))
     else:
-        out.print(words("file.install-comparison", folder=folder, path=folder / PAGE))
+        out.print(
+            words("file.install-comparison", install=install("page"), folder=folder, path=folder / PAGE)
+        )
 
 
 @app.command()
@@ -355,7 +357,7 @@ def _engine() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "safetensors"):
             raise
-        raise MissingExtra("running a federation needs: pip install 'fedmerit[engine]'") from error
+        raise MissingExtra.of("running a federation needs", "engine") from error
 
 
 # --------------------------------------------- the demo's settings, and a config file that explains itself

@@ -192,7 +192,7 @@ def safetensors() -> Any:
     try:
         import safetensors.numpy
     except ImportError as error:
-        raise MissingExtra("running a federation needs: pip install 'fedmerit[engine]'") from error
+        raise MissingExtra.of("running a federation needs", "engine") from error
     return safetensors.numpy
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from fedmerit.config import VERSION, written
-from fedmerit.errors import FedmeritError, InputError, MissingExtra, StoreError
+from fedmerit.errors import FedmeritError, InputError, MissingExtra, StoreError, install
 from fedmerit.files.sheets import FOUND_OUT, SheetForm, sheet_text
 from fedmerit.identity import SERVER
 from fedmerit.ledger.decisions import departs
@@ -74,7 +74,7 @@ def page_path(folder: Path, heading: Heading) -> Path:
 def page_of_run(folder: Path) -> str:
     """Write a run's page beside its scores; return where it is, or how to get one, or why there is none."""
     if not installed():
-        return words("file.install", folder=folder)
+        return words("file.install", folder=folder, install=install("page"))
     try:
         facts = facts_of(folder)
         path = page_path(folder, facts.source.heading)
@@ -94,7 +94,7 @@ def _refreshed(path: Path, language: str | None) -> str:
     if OURS not in there:
         return words("file.not-ours", path=path)
     if not installed():
-        return words("file.old", path=path, folder=folder)
+        return words("file.old", path=path, folder=folder, install=install("page"))
     try:
         spoken_there = next((one for one in LANGUAGES if f'<html lang="{one}"' in there), LANGUAGES[0])
         write(path, page(folder, language=language or spoken_there).encode())
@@ -120,7 +120,6 @@ def installed() -> bool:
 
 # ------------------------------------------------------------------------------------------------ the page
 
-INSTALL = "pip install 'fedmerit[page]'"
 BUDGET = "10000.00"
 """The budget on the page until the reader types another, if there is no decision with a budget."""
 MOST_NOTES = 12
@@ -246,7 +245,7 @@ def _page(
         MissingExtra: what a page needs is not installed.
     """
     if not installed():
-        raise MissingExtra(f"the page needs: {INSTALL}")
+        raise MissingExtra.of("the page needs", "page")
     import vl_convert
 
     specs = {}
