@@ -280,7 +280,6 @@ class LocalTransport:
         return lambda: Work(m0, b"", train, m0_hash=self._m0_hash)
 
     def analysed(self, outcome: Outcome) -> dict[str, Any]:
-        """Return what the analyses record about a round with a sum."""
         weights = tuple(self.members[name].weight(self.run, outcome.round) for name in outcome.included)
 
         def contribution(name: str) -> Contribution:
@@ -340,7 +339,6 @@ class LocalTransport:
     # ----------------------------------------------------------------------------------------------- progress
 
     def note(self, text: str) -> None:
-        """Send a note to the watcher."""
         self.watch(Progress("note", 0, self.federation.config.training.rounds, text=text))
 
     def _tell(self, stage: Any, done: int = 0, total: int = 0) -> None:
