@@ -102,8 +102,19 @@ def test_standard_input_is_a_file_of_any_kind(tmp_path, reports, kind):
         "json": as_json(document(read(reports))).encode(),
         "xlsx": workbook({"Reports": csv.reader(CSV.splitlines())}),
     }[kind]
-    for data, told in ((made, "+0.3000 ± 0.1225"), (made[:-20], "standard-input.")):
+    for data, told in ((made, "+0.3000 ± 0.1225"), (made[:-20], "error: standard input: ")):
         done = subprocess.run([*FEDMERIT, "score", "-"], input=data, capture_output=True)
+        assert told in (done.stdout + done.stderr).decode()
+
+
+def test_what_is_piped_can_be_paid_and_shown(tmp_path, reports, fedmerit):
+    made = tmp_path / "page.html"
+    for asked, told in (
+        (("rewards", "-", "--budget", "100", "--despite-doubts"), "budget 100.00, rule fenced"),
+        (("page", "-", "--out", made), f"wrote {made}"),
+        (("page", "-"), "error: -: expected --out FILE.html"),
+    ):
+        done = subprocess.run([*FEDMERIT, *map(str, asked)], input=CSV.encode(), capture_output=True)
         assert told in (done.stdout + done.stderr).decode()
 
 
