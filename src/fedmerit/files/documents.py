@@ -95,23 +95,6 @@ def round_object(reports: Reports) -> dict[str, Any]:
     }
 
 
-def add_phi(
-    content: dict[str, Any], total: Scores | None, rounds: Mapping[int, tuple[Scores, Mapping[str, Any]]]
-) -> None:
-    """Add PHI to a document: its sum, and per round its values and what is known beside them."""
-    if total is not None:
-        content["cumulative"]["PHI"] = _spread(total.values, total, content["clients"])
-        if total.stderr is not None:
-            content.setdefault("stderr", {})["PHI"] = _spread(total.stderr, total, content["clients"])
-    for entry in content["rounds"]:
-        if entry["round"] in rounds:
-            scores, beside = rounds[entry["round"]]
-            phi = {"phi": _numbers(scores.values), "stderr": _numbers(scores.stderr)}
-            entry["phi"] = {"participants": list(scores.clients), **phi, **beside}
-            if entry["scores"] is not None:
-                entry["scores"]["PHI"] = _spread(scores.values, scores, entry["participants"])
-
-
 def as_json(content: Mapping[str, Any]) -> str:
     """Return the canonical text of a document: that of ``json.dumps(content, indent=1)``, in less time."""
     return _indented(content, "\n") + "\n"

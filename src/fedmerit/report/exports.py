@@ -34,7 +34,7 @@ from fedmerit.report.text import budget_text, findings, money_text, share_text
 from fedmerit.scoring.amounts import decimals_of
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.types import Reports, Scores
-from fedmerit.storage.recorder import put_phi, put_settled, score_files, scores_document
+from fedmerit.storage.recorder import put_settled, score_files, scores_document
 from fedmerit.verify import verified
 
 Part = Literal["scores", "rounds", "decisions"]
@@ -181,7 +181,6 @@ def scores_as(source: Source, format: str) -> str:
 def _document(source: Source) -> dict[str, Any]:
     """Return all that follows from the reports of the utility that ranks members."""
     content = document(source.rounds, clients=source.clients, missing=source.missing)
-    put_phi(content, source.closed, str(source.rounds[0].utility), source.missing)
     if source.account is not None:
         content |= put_settled(content, source.account, source.missing)
     return content

@@ -24,7 +24,6 @@ from fedmerit.errors import MissingExtra, ProtocolError, StoreError
 from fedmerit.identity import SERVER, Roster, canonical, load_key, new_key, public_key
 from fedmerit.ledger.chain import LEDGER, Ledger
 from fedmerit.ledger.run import opening_of, replay
-from fedmerit.notes import Note
 from fedmerit.protocol import memory
 from fedmerit.protocol.clearing import finish
 from fedmerit.protocol.coordinator import Archive, Coordinator, Weights
@@ -46,7 +45,7 @@ from fedmerit.protocol.settler import SETTLING
 from fedmerit.protocol.terms import EMBEDDED, SIMULATED, from_past, proposed, roster_in
 from fedmerit.scoring.sampling import as_error
 from fedmerit.secagg.setting import STAGES, Released
-from fedmerit.simulation.analysis import Analysis, Phi, PlainRound, Truth
+from fedmerit.simulation.analysis import Analysis, PlainRound, Truth
 from fedmerit.simulation.direction import PathGradients
 from fedmerit.simulation.setup import Federation, LocalTraining, continued, prepare, read, resolve, schedule
 from fedmerit.storage.recorder import Beside, LedgerRecorder
@@ -387,7 +386,6 @@ class Rehearsal:
         federation: made from both, if that is done; for a resumed run, with the pool key from its folder.
         evaluations: replace the federation's own, which all members share.
         truth: replaces the usual ground truth.
-        phi: replaces the usual Aumann-Shapley scores, of all utilities that have a gradient.
         analyses: further ones that see every plain round.
         pool_key: of the run that this one repeats; a resumed run has its own.
     """
@@ -402,7 +400,6 @@ class Rehearsal:
         federation: Federation | None = None,
         evaluations: Evaluations | None = None,
         truth: Truth | None = None,
-        phi: Phi | None = None,
         analyses: Sequence[Analysis] = (),
         pool_key: bytes | None = None,
     ) -> None:
@@ -418,13 +415,6 @@ class Rehearsal:
         self.truth = truth
         if truth is None and self.config.scoring.truth:
             self.truth = Truth(federation, folder.path / "tables", partial(self._tell, "coalitions", None))
-        self.phi = None
-        if not self.config.settles:  # otherwise members state their scores
-            if self.config.scoring.visibility == "all":  # a round's record is for everybody
-                self.phi = phi or Phi(federation, federation.utilities)
-                self._notes(self.phi.new_notes())
-            else:
-                self._notes([Note("phi-private")])
         roster, keys = keys_in(folder.path / "keys", self.config, make=not started)
         self.recorder = self._recorder(roster, keys[SERVER], started=started)
         evaluations = evaluations or Evaluations(federation.evaluate)
@@ -439,7 +429,7 @@ class Rehearsal:
             self.recorder.run,
             evaluations,
             self.watch,
-            analyses=(*(analysis for analysis in (self.truth, self.phi) if analysis), *analyses),
+            analyses=(*([self.truth] if self.truth else []), *analyses),
             gradient=gradient,
             archive=archive,
         )
@@ -559,12 +549,7 @@ class Rehearsal:
         analysis = self.transport.analysed(outcome) if outcome is not None else {}
         self.transport.end_round()
         kept = self.folder.save_checkpoint("members", closed.number, self.transport.dump())
-        fields: dict[str, Any] = {"members_checkpoint": kept}
-        if self.phi is not None and outcome is not None:
-            self._notes(self.phi.new_notes())
-            if recorded := self.phi.recorded(closed.number, self.config.scoring.utilities):
-                fields["phi"] = recorded
-        return Beside(fields, analysis or None)
+        return Beside({"members_checkpoint": kept}, analysis or None)
 
     def _weights(self) -> Weights | None:
         """Return the function for weights from scores, which only a rehearsal has; None for other weights."""
