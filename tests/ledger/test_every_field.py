@@ -15,13 +15,13 @@ import pytest
 from fedmerit.config import recorded, recorded_hash
 from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, canonical, exact, load_key
-from fedmerit.ledger.chain import Copy, Ledger, Record, exported
+from fedmerit.ledger.chain import Copy, Record, exported
 from fedmerit.ledger.rounds import after_round, sees
 from fedmerit.protocol.outcome import included_hash
 from fedmerit.verify import verify_copy, verify_folder
 from forging import anew, changes, places, put
 from refusals import found_wrong
-from runs import rounds_of
+from runs import records_of, rounds_of
 from sample_runs import made
 
 THREATS = Path(__file__).parents[2] / "docs" / "threats.md"
@@ -48,8 +48,7 @@ def keys_of(files, name):
 
 
 def records_in(files, name):
-    with Ledger(files / name / "ledger.sqlite", read_only=True) as ledger:
-        return [replace(one, body=json.loads(canonical(one.body))) for one in ledger.records()]
+    return [replace(one, body=json.loads(canonical(one.body))) for one in records_of(files / name)]
 
 
 def members_in(records):
