@@ -102,8 +102,19 @@ def test_standard_input_is_a_file_of_any_kind(tmp_path, reports, kind):
         "json": as_json(document(read(reports))).encode(),
         "xlsx": workbook({"Reports": csv.reader(CSV.splitlines())}),
     }[kind]
-    for data, told in ((made, "+0.3000 ± 0.1225"), (made[:-20], "standard-input.")):
+    for data, told in ((made, "+0.3000 ± 0.1225"), (made[:-20], "standard input: ")):
         done = call("score", "-", given=data)
+        assert told in f"{done.output}{done.exception}"
+
+
+def test_what_is_piped_can_be_paid_and_shown(tmp_path):
+    made = tmp_path / "page.html"
+    for asked, told in (
+        (("rewards", "-", "--budget", "100", "--despite-doubts"), "budget 100.00, rule fenced"),
+        (("page", "-", "--out", made), f"wrote {made}"),
+        (("page", "-"), "-: expected --out FILE.html"),
+    ):
+        done = call(*asked, given=CSV.encode())
         assert told in f"{done.output}{done.exception}"
 
 

@@ -15,7 +15,7 @@ from fedmerit.scoring.amounts import division, payouts
 from fedmerit.scoring.ground_truth import agreement, banzhaf, multi_round, sampled_shapley, semivalue, shapley
 from fedmerit.scoring.panel import share_errors
 from fedmerit.scoring.rewards import share_intervals, shares
-from fedmerit.scoring.sampling import resolvable_gap, samples_needed
+from fedmerit.scoring.sampling import resolvable_gap
 from fedmerit.scoring.scores import SCORES, alpha, cos_model, ee, fp, influence, solo
 from fedmerit.scoring.types import Reports, Scores, Table
 from fedmerit.scoring.uncertainty import (
@@ -297,20 +297,18 @@ REFUSED = {
           "level must lie between 0 and 1, got")
           for function in (intervals, compare_pairs, rank_intervals)
           for bad in (0, 1, -0.5, 95, nan, "x", None, 1j, [0.9], Decimal("nan"), huge)),
-        (lambda: samples_needed(1, 1, level=0), "level must lie between 0 and 1"),
+        (lambda: resolvable_gap(1, 1, level=0), "level must lie between 0 and 1"),
         *((call, f"{name} must be a finite number above 0, got {bad!r}"[:60])
           for bad in (0, -1, nan, inf, "x", None, 1j, [0.9], Decimal("nan"), huge)
           for name, call in (
-              ("gap", lambda bad=bad: samples_needed(bad, 1)),
-              ("sd", lambda bad=bad: samples_needed(1, bad)),
+              ("sd", lambda bad=bad: resolvable_gap(1, bad)),
               ("samples", lambda bad=bad: resolvable_gap(bad, 1)))),
-        *((lambda bad=bad: samples_needed(1, 1, power=bad), "power must lie in [0.5, 1), got")
+        *((lambda bad=bad: resolvable_gap(1, 1, power=bad), "power must lie in [0.5, 1), got")
           for bad in (1, "x", None, nan, huge)),
         *((lambda bad=bad: resolvable_gap(1, 1, comparisons=bad), f"comparisons {COUNTS} 1, got")
           for bad in (0, nan, 1.5, "x", True, huge)),
-        *((lambda bad=bad: samples_needed(1, 1, freedom=bad), f"freedom {COUNTS} 1, got")
+        *((lambda bad=bad: resolvable_gap(1, 1, freedom=bad), f"freedom {COUNTS} 1, got")
           for bad in (0, 1.5)),
-        (lambda: samples_needed(1e-160, 1.0), "gap 1e-160 is too small beside sd 1: more than 1e30 samples"),
         (weighed(labelled([1, 0], [1, 0])), "the sizes 0, 1, 2, ..., got 1"),
         (divided(on_undefined="guess"), "on_undefined must be one of refuse, equal, zero, got 'guess'"),
         *((divided([1, 2], "impartial", score), f"(ALPHA, IOI, LOO); {score} is not") for score in (
