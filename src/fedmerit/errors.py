@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
+from fedmerit.notes import install
+
 
 class FedmeritError(Exception):
     """Base of everything fedmerit raises on purpose."""
@@ -256,27 +258,6 @@ class CopyDiffers(LedgerError):
 
 class StoreError(FedmeritError):
     """A run folder is locked, damaged or belongs to another config."""
-
-
-EXTRAS = {
-    "engine": ("torch", "safetensors"),
-    "data": ("pillow",),
-    "page": ("jinja2", "vl-convert-python"),
-    "pandas": ("pandas",),
-    "xlsx": ("openpyxl",),
-    "plot": ("altair",),
-    "flower": ("flwr",),
-}
-"""The extras that people install, and the packages in them."""
-
-
-def install(extra: str) -> str:
-    """Return the command that installs an extra, wherever fedmerit itself came from.
-
-    >>> install("page")
-    'pip install jinja2 vl-convert-python'
-    """
-    return " ".join(("pip install", *EXTRAS[extra]))
 
 
 class MissingExtra(FedmeritError, ImportError):

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from fedmerit.config import VERSION
-from fedmerit.errors import EXTRAS, CopyDiffers, KeyFileError, LedgerError, StoreError, install
+from fedmerit.errors import CopyDiffers, KeyFileError, LedgerError, StoreError
 from fedmerit.identity import SERVER, Member, Roster, read_roster
 from fedmerit.ledger.chain import LEDGER, START, Copy, Ledger, Record, reading
 from fedmerit.ledger.decisions import Decision, OwnPart, departs
 from fedmerit.ledger.rounds import aborted, unreported
 from fedmerit.ledger.run import Run, check_head, check_kept, heads_signed, opening_of, replay
-from fedmerit.notes import Note, formatted, words
+from fedmerit.notes import EXTRAS, Note, formatted, install, words
 from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.terms import EMBEDDED, roster_terms
 from fedmerit.settings import planted

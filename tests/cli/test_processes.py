@@ -14,7 +14,7 @@ import pytest
 from command_line import FEDMERIT, TINY, shell
 from fedmerit import verify
 from fedmerit.cli.base import WORK
-from fedmerit.errors import EXTRAS
+from fedmerit.notes import EXTRAS
 
 
 def settings(path, rounds):

@@ -25,7 +25,7 @@ from fedmerit.verify import verify_copy, verify_folder
 from ledgers import Keys, written_anew
 from raising import raises
 from refusals import found_wrong
-from runs import records_of, run_in, verify_chain
+from runs import copied, records_of, run_in, verify_chain
 from tests.ledger.test_chain import KEYS, PUBLIC, fill
 from tiny import ALL, tiny
 
@@ -133,19 +133,13 @@ def folder(rehearsed, tmp_path):
     return shutil.copytree(rehearsed[1], tmp_path / "run")
 
 
-def copied(folder, home, keep=None):
-    path = home / "ledger.jsonl"
-    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
-        path.write_bytes(b"".join(list(exported(ledger))[:keep]))
-    return path
-
-
 def test_a_cut_end_is_found_by_a_kept_head_and_by_nothing_else(folder, tmp_path):
     """Every place to cut: the chain alone is in order, the head of anybody who saw more is missing."""
     records = records_of(folder)
     closed = [record.seq for record in records if record.kind in ("scores", "end", "seen")]
+    whole = copied(folder, path := tmp_path / "copy.jsonl").read_bytes().splitlines(keepends=True)
     for cut in closed[:-1]:
-        path = copied(folder, tmp_path, cut)
+        path.write_bytes(b"".join(whole[:cut]))
         shortened = list(verify_copy(path))
         assert shortened[-1] == f"head: {records[cut - 1].digest.hex()}"
         assert list(verify_copy(path, head=records[cut - 1].digest.hex()))
@@ -174,7 +168,8 @@ def test_whatever_the_server_rewrites_before_the_last_signed_head_is_found(rehea
     )
     records = records_of(rehearsed[1])
     last = max(record.seq for record in records if record.kind == "end")
-    assert list(verify_copy(copied(rehearsed[1], tmp_path))) == list(verify_folder(rehearsed[1]))
+    path = copied(rehearsed[1], tmp_path / "copy.jsonl")
+    assert list(verify_copy(path)) == list(verify_folder(rehearsed[1]))
     for number in [record.seq for record in records if record.author == SERVER and record.seq <= last]:
         path = shutil.copytree(rehearsed[1], tmp_path / str(number))
         written_anew(path, lambda record, body, n=number: body.update(x=1) if record.seq == n else None)

@@ -27,14 +27,11 @@ from hypothesis import strategies as st
 from fedmerit.config import of_folder
 from fedmerit.errors import FedmeritError
 from fedmerit.identity import number
-from fedmerit.ledger.chain import Ledger, exported
 from fedmerit.ledger.decisions import Terms
-from fedmerit.ledger.rounds import sees
-from fedmerit.ledger.run import replay
 from fedmerit.protocol.outcome import model_hash
 from fedmerit.verify import verify_copy, verify_folder
 from linear_federation import dealing_badly
-from runs import read_run, record_decision
+from runs import copied, read_run, record_decision, run_in
 from scenarios import SCENARIOS, STAGES, Expected, Scenario, expected, name_of
 from transports import WAYS, Local, Ran
 
@@ -287,9 +284,7 @@ def test_over_a_grid_settled_scores_are_those_of_the_engine_in_one_process(ran, 
 
 def phi(found: Ran, scenario: Scenario) -> np.ndarray:
     """What everybody's statements come to over the run."""
-    with Ledger(found.folder / "ledger.sqlite", read_only=True) as ledger:
-        book = replay(ledger).settlement
-    return book.account.totals(scenario.names).values
+    return run_in(found.folder).settlement.account.totals(scenario.names).values
 
 
 def used(found: Ran):
@@ -313,10 +308,8 @@ def test_in_one_process_masks_change_no_byte_of_the_scores(ran, tmp_path, scenar
 def test_where_the_coordinator_sees_all_a_members_copy_verifies(ran, tmp_path, way):
     scenario = SCENARIOS["coordinator-sees"]
     found = ran(way, scenario)
-    with Ledger(found.folder / "ledger.sqlite", read_only=True) as ledger:
-        for name in scenario.names:
-            (tmp_path / name).write_bytes(b"".join(exported(ledger, sees(name))))
     for name in scenario.names:
+        copied(found.folder, tmp_path / name, name)
         lines = list(verify_copy(tmp_path / name, member=name, heads=found.heads.get(name)))
         assert f"scores: {name}'s follow from its own reports; nobody else's were recomputed" in lines
         shown = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]

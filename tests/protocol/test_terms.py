@@ -11,7 +11,6 @@ from fedmerit import settings as sections
 from fedmerit.config import VERSION, from_dict, recorded_hash, written
 from fedmerit.errors import ConfigError, LedgerError, MessageError, RefusedError, VersionError
 from fedmerit.identity import Member, Roster, read_roster
-from fedmerit.ledger.chain import Ledger
 from fedmerit.protocol import messages, terms
 from fedmerit.protocol.memory import packed, unpacked
 from fedmerit.protocol.messages import FORMAT, PROTOCOL, Ask, Parcel, pack
@@ -34,7 +33,7 @@ from fedmerit.verify import verify_folder
 from linear_federation import LIAR, Federation
 from raising import raises
 from refusals import refused
-from runs import rounds_of
+from runs import rounds_in
 from states import opened
 from tiny import TINY, losing, tiny
 
@@ -265,11 +264,6 @@ def test_a_doctor_does_not_wait_for_a_member_at_work(tmp_path, shown):
 
 
 NINE = ("partition.clients=9", f"partition.sizes={[20] * 9}", "training.rounds=1")
-
-
-def rounds_in(folder):
-    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
-        return rounds_of(ledger)
 
 
 @pytest.mark.parametrize("enabled", ["true", "false"])

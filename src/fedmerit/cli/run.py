@@ -14,10 +14,10 @@ from typer import Argument, Option
 from fedmerit.cli import base
 from fedmerit.cli.base import app, err, fail, form_of, heading_of, out, write_json
 from fedmerit.config import SCHEMA, Config, asked_for, of_folder, written
-from fedmerit.errors import ConfigError, DataError, FedmeritError, MissingExtra, StoreError, install
+from fedmerit.errors import ConfigError, DataError, FedmeritError, MissingExtra, StoreError
 from fedmerit.ledger.chain import LEDGER
 from fedmerit.ledger.run import Run
-from fedmerit.notes import Note, words
+from fedmerit.notes import Note, install, words
 
 # ------------------------------------------------------------------------------------------------ the page
 
@@ -41,7 +41,8 @@ def page(
 ) -> None:
     """Write one HTML page that anybody can open: who contributed what, how sure that is, who is paid what.
 
-    SOURCE is a run folder, or a file of reports (.csv, .xlsx or .json).
+    SOURCE is a run folder, a file of reports (.csv, .xlsx or .json), or with --out - for a file on standard
+    input.
     """
     from fedmerit.notes import speaking
     from fedmerit.report.page.html import check_target, facts_of, page_path, render
@@ -49,11 +50,14 @@ def page(
     from fedmerit.storage.run_folder import write
 
     heading = heading_of(currency, title=title, date=date)
+    if str(source) == "-" and out_ is None:
+        fail("-: expected --out FILE.html, because standard input has no name")
     target = out_ or (source if source.is_dir() else source.with_suffix(".html"))
     if out_ is not None or not source.is_dir():
         check_target(target, force=force)
     with speaking(language or "en"), counting(err, "page", 2) as done:
-        facts = facts_of(source, form=form_of(), heading=heading)
+        with base.on_disk(source) as there:
+            facts = facts_of(there, form=form_of(), heading=heading)
         done()
         if out_ is None and facts.source.run is not None and _renewed(source, facts.source.run):
             facts = facts_of(source, heading=heading)

@@ -230,8 +230,8 @@ def rewards(
     A run is paid by the terms in its settings, which its members signed. Options that ask for
     others make the decision a departure, which is recorded and told first.
 
-    SOURCE is a file of reports (.csv, .xlsx or .json), or a run folder, which gets the record and the
-    statements. Members who never reported are paid nothing.
+    SOURCE is a file of reports (.csv, .xlsx or .json), - for a file on standard input, or a run folder, which
+    gets the record and the statements. Members who never reported are paid nothing.
     """
     from fedmerit.files.sheets import sheet_text
     from fedmerit.ledger.decisions import departs
@@ -246,7 +246,8 @@ def rewards(
 
     _check_out(out_, format)
     heading = heading_of(currency, title=title, date=date, contact=contact, objections=objections)
-    source = read_source(file, utility, form=form_of(), missing=missing)
+    with base.on_disk(file) as there:
+        source = read_source(there, utility, form=form_of(), missing=missing)
     paid_by = score_to_pay(source, score)
     _check_score(paid_by, source)
     facts = Facts(source, score=paid_by)

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from fedmerit.config import VERSION, written
-from fedmerit.errors import FedmeritError, InputError, MissingExtra, StoreError, install
+from fedmerit.errors import FedmeritError, InputError, MissingExtra, StoreError
 from fedmerit.files.sheets import FOUND_OUT, SheetForm, sheet_text
 from fedmerit.identity import SERVER
 from fedmerit.ledger.decisions import departs
 from fedmerit.ledger.run import Run
-from fedmerit.notes import LANGUAGES, capital, day, formatted, speaking, words
+from fedmerit.notes import LANGUAGES, capital, day, formatted, install, speaking, words
 from fedmerit.report.comparison import Comparison
 from fedmerit.report.facts import Facts
 from fedmerit.report.page import charts, text
