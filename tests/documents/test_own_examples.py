@@ -54,7 +54,7 @@ def test_every_example_is_run_here_and_short():
 
 def test_what_the_guide_shows_of_the_examples_is_in_them():
     page = (ROOT / "docs" / "bring-your-own.md").read_text(encoding="utf-8")
-    files = [*FOLDER.iterdir(), ROOT / "tests" / "simulation" / "test_own.py"]
+    files = [*FOLDER.glob("*.*"), ROOT / "tests" / "simulation" / "test_own.py"]
     there = {line.partition("#")[0].strip() for path in files for line in path.read_text().splitlines()}
     there |= {f"{line} " for line in there}
     shown = re.findall(
