@@ -129,7 +129,6 @@ def day(date: str) -> str:
 
 
 def capital(text: str) -> str:
-    """Return text whose first letter is a capital."""
     return text[:1].upper() + text[1:]
 
 

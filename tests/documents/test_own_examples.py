@@ -66,7 +66,7 @@ def test_settings_that_the_guide_shows_leave_out_only_how_long_to_train():
 
 def test_what_the_guide_shows_of_the_examples_is_in_them():
     page = (ROOT / "docs" / "bring-your-own.md").read_text(encoding="utf-8")
-    files = [*FOLDER.iterdir(), ROOT / "tests" / "simulation" / "test_own.py"]
+    files = [*FOLDER.glob("*.*"), ROOT / "tests" / "simulation" / "test_own.py"]
     there = {line.partition("#")[0].strip() for path in files for line in path.read_text().splitlines()}
     there |= {f"{line} " for line in there}
     shown = re.findall(

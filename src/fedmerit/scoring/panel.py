@@ -79,7 +79,6 @@ class Panel(ReadOnly):
 
     @property
     def n(self) -> int:
-        """Number of clients."""
         return len(self.clients)
 
     @property

@@ -440,7 +440,6 @@ class Table(ReadOnly):
 
     @property
     def n(self) -> int:
-        """Number of clients."""
         return len(self.clients)
 
     @property
@@ -510,7 +509,6 @@ class Scores(ReadOnly):
 
     @property
     def n(self) -> int:
-        """Number of clients."""
         return len(self.clients)
 
     @property

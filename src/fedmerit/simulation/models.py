@@ -33,7 +33,8 @@ def build(name: str, input_shape: Shape, classes: int, seed: int = 0) -> nn.Modu
     """Return the network ``name`` with weights drawn from ``seed``; global generators are not touched.
 
     The name is one of ``MODELS``, or ``module:factory``, called as ``factory(input_shape, classes)``. Only
-    ``mlp`` and a user's factory take samples that are no images. ``classes`` are outputs where y is no class.
+    ``mlp`` and a user's factory take samples other than images. Where y is not a class
+    label, ``classes`` is the number of outputs.
 
     >>> state_length(build("mlp", (4, 4, 1), 3))  # (16 + 1) * 128 + (128 + 1) * 64 + (64 + 1) * 3
     10627
@@ -227,7 +228,6 @@ def left_out(model: nn.Module) -> tuple[str, ...]:
 
 
 def state_length(model: nn.Module) -> int:
-    """Return the length of the model's vector."""
     return sum(value.numel() for value in state(model).values())
 
 
@@ -237,7 +237,6 @@ def flatten(model: nn.Module) -> Tensor:
 
 
 def to_vector(model: nn.Module) -> npt.NDArray[np.float32]:
-    """Return the model's vector as a new float32 array."""
     return flatten(model).cpu().numpy()
 
 
@@ -280,7 +279,6 @@ def prepare(x: Images, device: torch.device | str = "cpu") -> Tensor:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of the model's parameters."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 

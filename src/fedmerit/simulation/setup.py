@@ -91,7 +91,6 @@ class Federation:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the members."""
         return tuple(client.name for client in self.clients)
 
     def seed(self, *what: str | int) -> int:
@@ -127,7 +126,6 @@ class Federation:
 
 
 def read(config: Config) -> Dataset:
-    """Read the data of a run."""
     return data.load(config.data.name, config.data.path or None, **config.data.options)
 
 
@@ -268,8 +266,8 @@ def _check_classes(config: Config, dataset: Dataset) -> None:
     if config.partition.scheme == "dirichlet":
         raise ConfigError.at(
             "partition.scheme",
-            f"'dirichlet' deals class by class, and y of {dataset.name} is no class: expected iid, sizes, "
-            "group or file",
+            f"'dirichlet' deals class by class, and y of {dataset.name} is not a class label: expected iid, "
+            "sizes, group or file",
         )
     for key in ("label_noise", "label_flip"):
         if getattr(config.corruption, key):

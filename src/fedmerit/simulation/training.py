@@ -166,7 +166,7 @@ def _of_numbers(y: Labels) -> str:
 
 
 def check_target(loss: str, y: Labels, classes: int, what: str) -> None:
-    """Raise `ConfigError` if a loss cannot be trained with these targets; 0 classes: y is no class."""
+    """Raise `ConfigError` if a loss cannot be trained with these targets; without class labels, 0 classes."""
     whole = y.dtype.kind in "iu"
     kind = f"{classes} classes" if classes else "real numbers" if y.ndim == 1 else f"arrays of {y.dtype}"
     problem = ""
@@ -229,7 +229,6 @@ def batches(n: int, settings: TrainingSettings, seed: int) -> Iterator[Tensor]:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Return whether some layer normalises by the statistics of the batch."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 

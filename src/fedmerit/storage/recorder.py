@@ -74,7 +74,7 @@ class LedgerRecorder:
     rounds: list[Round] = field(default_factory=list)  # closed so far
     beside: Callable[[Round, Outcome | None], Beside] | None = None  # of a rehearsal
     truth: Callable[[Sequence[int]], Mapping[str, Any]] | None = None  # by rounds with a sum
-    resumed: Run | None = None  # the run that is gone on with
+    resumed: Run | None = None  # the run that is being continued
     _masked: int = 0  # the last round with a record of its masked inputs
     _pending: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)  # of a rehearsal's round
 
@@ -90,7 +90,6 @@ class LedgerRecorder:
 
     @property
     def head(self) -> str:
-        """The current head of the ledger."""
         return self.folder.ledger.head
 
     def sign(self, message: bytes) -> bytes:
@@ -526,7 +525,6 @@ def _unscored(closed: Round, participants: Sequence[str] = ()) -> dict[str, Any]
 
 
 def score_files(content: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the score files by name."""
     if content.get("method") == "settled":  # there are no reports
         table = _settled_csv(content)
     else:
@@ -536,7 +534,6 @@ def score_files(content: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def write_scores(folder: Folder, content: Mapping[str, Any]) -> None:
-    """Write the score files of a run."""
     for name, data in score_files(content).items():
         write(folder.path / name, data)
 
