@@ -457,7 +457,6 @@ def facts(cells: Sequence[Result]) -> dict[str, Any]:
     return {
         "seeds": len({cell["seed"] for cell in cells}),
         "seconds": math.fsum(cell["seconds"]["total"] / cell["jobs"] for cell in cells),
-        "devices": sorted({cell["machine"]["device"] for cell in cells}),
         "images": sorted({sum(cell["samples"].values()) for cell in cells}),
         "test": sorted({cell["test_images"] for cell in cells}),
     }

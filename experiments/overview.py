@@ -132,7 +132,8 @@ def commands(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
         known = facts(finished)
         open_ = {cell.name: cell.guess for row in own for cell in row.cells if cell.name not in results}
         left = math.fsum(cost(guess, results) for guess in open_.values())
-        elsewhere = "" if known["devices"] == [H200] else f" ({', '.join(known['devices'])})"
+        on_cpu = sum(not on_gpu(one) for one in finished)
+        elsewhere = f" ({on_cpu} of these runs on a CPU)" if on_cpu else ""
         body.append(
             [
                 f"[`{own[0].label}`](tables/{name}.md)",
@@ -143,7 +144,7 @@ def commands(rows: Sequence[Row], results: Mapping[str, Result]) -> Lines:
             ]
         )
     yield "`run.py --only NAME` runs the table whose page is `tables/NAME.md`. Tables share runs. Minutes"
-    yield f"are of a whole {H200}, unless they name another machine."
+    yield f"are of a whole {H200}, except for runs on a CPU."
     yield ""
     head = ["paper", "what it shows", "runs", "minutes", "minutes left"]
     yield from table(head, body)
