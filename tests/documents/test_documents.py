@@ -84,6 +84,17 @@ def test_every_block_is_of_a_kind_that_is_checked():
     assert len(all_blocks("python")) > 12
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_table_has_one_head_and_rows_of_its_width(document):
+    """A blank line within a table would show the rest of it as text."""
+    text = re.sub(r"^```.*?^```$", "", document.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for table in re.findall(r"(?:^[ ]*\|.*\n?)+", text, flags=re.MULTILINE):
+        head, line, *rows = table.splitlines()
+        cells = {len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", row))) for row in (head, line, *rows)}
+        assert re.fullmatch(r" *\|[-:| ]+\|", line), head
+        assert len(cells) == 1 and rows, head
+
+
 @pytest.mark.parametrize("block", [one for one in all_blocks("python") if one.reason is None], ids=str)
 def test_python_runs_and_prints_what_its_comments_say(block, capsys):
     exec(compile(block.text, block.document, "exec"), {})
