@@ -92,7 +92,8 @@ def test_every_table_has_one_head_and_rows_of_its_width(document):
         head, line, *rows = table.splitlines()
         cells = {len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", row))) for row in (head, line, *rows)}
         assert re.fullmatch(r" *\|[-:| ]+\|", line), head
-        assert len(cells) == 1 and rows, head
+        assert len(cells) == 1, head
+        assert rows, head
 
 
 @pytest.mark.parametrize("block", [one for one in all_blocks("python") if one.reason is None], ids=str)
