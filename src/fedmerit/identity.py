@@ -126,7 +126,7 @@ def new_salt() -> str:
 
 def content_of(author: str, kind: str, body: bytes) -> bytes:
     plain = canonical({"author": author, "kind": kind, "body": body.hex()})
-    return hashlib.sha256(b"fedmerit record 2\0" + plain).digest()
+    return hashlib.sha256(b"fedmerit record 1\0" + plain).digest()
 
 
 # --------------------------------------------------------------------------------------------------- names

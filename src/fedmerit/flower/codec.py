@@ -253,7 +253,7 @@ def digest(message: Message, run_config: bytes) -> bytes:
             else:
                 rows.append([name, list(value) if isinstance(value, list | tuple) else value])
         records.append([key, type(record).__name__, rows])
-    return hashlib.sha256(pack("fedmerit train message 2", kind, run_config, records)).digest()
+    return hashlib.sha256(pack("fedmerit train message 1", kind, run_config, records)).digest()
 
 
 # ----------------------------------------------------------------------------------------------- log lines

@@ -4,7 +4,7 @@ A record has an ``author`` (the server or a member), a ``kind`` and a ``body``. 
 and the server seals the record's place in the chain::
 
     body_k    = SHA-256("fedmerit body 1" 0 canonical(body))
-    content_k = SHA-256("fedmerit record 2" 0 canonical({author, kind, body_k}))
+    content_k = SHA-256("fedmerit record 1" 0 canonical({author, kind, body_k}))
     signed_k  = SHA-256(the author's signature of content_k)
     digest_k  = SHA-256("fedmerit chain 1" 0 digest_{k-1} k content_k signed_k), which the server seals
 

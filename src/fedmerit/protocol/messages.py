@@ -376,7 +376,7 @@ def _refuse_version(first: _Form, reader: str | None) -> None:
 
 
 def _signed(inner: bytes) -> bytes:
-    return b"fedmerit remote message 3\0" + hashlib.sha256(inner).digest()
+    return b"fedmerit remote message 1\0" + hashlib.sha256(inner).digest()
 
 
 def signed_by(inner: bytes, signature: bytes, key: bytes) -> bool:

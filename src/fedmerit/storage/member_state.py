@@ -547,7 +547,7 @@ def _faults(file: StateFile, run: str, stored: RunState) -> Iterator[Note]:
 
 
 def _bound(run: str, name: str) -> bytes:
-    return pack(["fedmerit member state 3", run, name])
+    return pack(["fedmerit member state 1", run, name])
 
 
 def _derived(identity: Ed25519PrivateKey) -> bytes:
