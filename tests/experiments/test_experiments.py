@@ -61,7 +61,6 @@ HERE = ROOT / "experiments"
 
 
 def stopped(said, step, *arguments):
-    """A script stops with these words."""
     with pytest.raises(SystemExit) as caught:
         step(*arguments)
     assert said in str(caught.value)
