@@ -313,7 +313,7 @@ def totals_with(fact, value):
     "edit",
     [decision_with(term, value) for term, value in [
         ("rounds", 1), ("rounds", "x"), ("rounds", None), ("unpaid", -5), ("unpaid", 100), ("unpaid", True),
-        ("status", "undefined"), ("status", "x"), ("rule", "x"), ("on_undefined", "x"), ("decision", True)]]
+        ("rule", "x"), ("decision", True)]]
     + [totals_with(fact, value) for fact in ("n", "gain", "alpha") for value in ("x", True, None, [])],
 )  # fmt: skip
 def test_a_member_compares_totals_and_the_decision_in_its_copy(grouped, edit):

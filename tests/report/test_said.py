@@ -250,7 +250,7 @@ def calculator(text):
     [
         {"floor": 0.1, "cap": 0.5},
         {"score": "LOO"},
-        {"utility": "accuracy", "on_undefined": "equal"},
+        {"utility": "accuracy", "rule": "equal"},
         {"missing": "own-mean"},
     ],
 )
@@ -262,7 +262,7 @@ def test_the_page_divides_as_the_decision_did(folder, terms):
 
 
 def test_what_is_paid_by_is_marked_and_shown(folder):
-    made, _ = record_decision(folder, Terms("1000.00", "accuracy", score="LOO", on_undefined="equal"))
+    made, _ = record_decision(folder, Terms("1000.00", "accuracy", score="LOO"))
     said = said_of(folder)
     assert "It pays by accuracy (LOO: what the shared model loses without a member’s update);" in said
     assert (

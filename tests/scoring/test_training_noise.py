@@ -169,7 +169,7 @@ def test_a_settled_run_at_chance_level_is_not_paid(tmp_path):
     })  # fmt: skip
     rehearse(config, tmp_path / "run")
     assert [one.code for one in Facts(read_source(tmp_path / "run")).doubts] == ["chance"]
-    terms = Terms("1000.00", "expected-accuracy", score="PHI", on_undefined="equal")
+    terms = Terms("1000.00", "expected-accuracy", score="PHI")
     with pytest.raises(DoubtfulShares) as refused:
         record_decision(tmp_path / "run", terms)
     assert refused.value.codes == ("chance",)
