@@ -114,7 +114,7 @@ def test_the_page_has_words_of_its_own():
     told = Note("no-shares", why=why)
     assert told == (
         "no shares: the positive part of ALPHA is 0.5, no more than two standard errors (1); "
-        "--rule equal (rule in Python) pays everybody alike"
+        "--rule equal pays everybody alike"
     )
     assert on_page(told) == told.replace("ALPHA", "contribution")
     none = Note("nothing-positive", score="LOO", positive=0.0)
@@ -192,7 +192,7 @@ def test_german_notes_have_german_quotation_marks_and_code_stays_code():
         assert "„U\\u0308lm“ und „\\xdclm“" in Note("composed-alike", client="U\u0308lm", other="Ülm")
         assert "Status „reversed“, nicht „ok“" in Note("status", score="FP", status="reversed")
         undefined = Note("undefined", reason="x")
-    assert "--rule equal (rule in Python) zahlt allen gleich viel" in undefined
+    assert "--rule equal zahlt allen gleich viel" in undefined
     assert "member 'Ulm' reported" in Note("partly-zero", client="Ulm", seen=1, rounds=2)
 
 
