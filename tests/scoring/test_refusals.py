@@ -296,7 +296,6 @@ REFUSED = {
         *((phi([[1, 2]], bad), "no gain to divide") for bad in ([0, 0], [[1, 1], [-1, -1]])),
     ],
     InputError: [
-        (lambda: fp(REPORTS, pot="all"), "pot must be 'grand'"),
         (lambda: ee(REPORTS, combine="mode"), "combine must be 'mean' or 'median', got 'mode'"),
         (lambda: ee(REPORTS, combine=["mean"]), "combine must be 'mean' or 'median', got ['mean']"),
         *((lambda score=score: score(REPORTS, empty="none"), "got 'none'")
