@@ -252,7 +252,7 @@ class Payment:
         "fair | impartial | equal",
         above="`fedmerit rewards` pays by these terms; any other terms are recorded and shown as a departure",
     )
-    score: Literal["auto", "PHI", "ALPHA", "LOO", "IOI", "COS", "MERIT"] = setting(
+    score: Literal["auto", "PHI", "ALPHA", "LOO", "IOI", "FP", "EE", "COS", "MERIT"] = setting(
         "auto", "auto: PHI where members settle, ALPHA where they report"
     )
     missing: Literal["zero", "own-mean"] = setting("zero", "what a missed round counts in the sum")

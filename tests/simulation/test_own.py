@@ -255,14 +255,6 @@ def test_one_logit_is_that_of_two_classes():
 # --- whole runs
 
 
-def test_a_regression_is_settled_and_its_errors_fall(own, tmp_path):
-    raw = settings(data={"options": {"n": 80}}, scoring={"method": "both"})
-    run(from_dict(raw), tmp_path / "run")
-    rounds = fm.read(tmp_path / "run" / "scores.json")
-    assert rounds[0].clients == ("North", "South", "West")
-    assert rounds[-1].grand > rounds[0].empty
-
-
 @pytest.mark.parametrize("name", ["auc", "whole:my_own:median_error"])
 def test_a_metric_of_the_whole_set_is_reported_with_errors(own, tmp_path, name):
     training = {"loss": "binary", "optimiser": "sgd", "lr": 0.1}
