@@ -151,7 +151,7 @@ class Local:
 
     def cannot(self, scenario: Scenario) -> str:
         if len({i for i, _, _ in scenario.lost}) < len(scenario.lost):
-            return "LocalTransport.lost names one round and stage a member"
+            return "`losing` takes one round and stage a member"
         return ""
 
     def run(self, scenario: Scenario, home: Path, *, masks: bool = True) -> Ran:
