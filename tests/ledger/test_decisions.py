@@ -165,7 +165,6 @@ def another_spelling(body):
         (put(replaces=1), "expected decision 1, which replaces None"),
         (put(rounds=2), "rests on 2 rounds, but 3 were closed before it"),
         (put(unpaid=1), "unpaid amount is not the rest"),
-        (put(status="undefined"), "states status 'undefined'"),
         (put(shares={}), "share.client-0: missing"),
         (put(cents=None), r"at `\$\.cents`"),
         (put(cap="x"), "expected a number in hexadecimal"),

@@ -54,11 +54,12 @@ import sys
 import torch
 torch.set_num_threads(1)
 sys.path[:0] = {paths!r}
-from fedmerit.simulation.run import LocalTransport, run
+from fedmerit.simulation.run import run
 from tests.simulation.test_resume import LOST, config
-LocalTransport.lost = LOST
+from tiny import losing
 print("ready", flush=True)
-run(config(), {folder!r}, resume={resume!r}, watch=lambda step: print(step.stage, flush=True))
+with losing(LOST):
+    run(config(), {folder!r}, resume={resume!r}, watch=lambda step: print(step.stage, flush=True))
 """
 
 
