@@ -121,11 +121,8 @@ class Data:
         500,
         "test samples in the pool, balanced over classes if there are any; 0: the whole test set as it is",
     )
-    test_reveal: Literal["fixed", "per-round", "end"] = setting(
-        "fixed",
-        "per-round: a fresh slice of the pool each round, in a committed order",
-        above='end: shown after the last round, for scoring.method = "settled" and only there; if you leave '
-        "the key out, it is end there and fixed elsewhere",
+    test_reveal: Literal["fixed", "per-round"] = setting(
+        "fixed", "where members report; per-round: a fresh slice of the pool each round, in a committed order"
     )
     options: Mapping[str, Any] = setting(
         {}, 'options of the reader: {size = 64} for images, {target = "outcome"} for a table'
