@@ -201,7 +201,7 @@ def test_a_tie_that_is_paid_apart_is_said(fedmerit, tmp_path):
     one = ROUND | {"clients": ["north", "south"], "se_alpha": [0.04, 0.04]}
     path = write(tmp_path / "r.json", one)
     out = fedmerit.said("rewards", path, "--budget", "100", "--rule", "fair")
-    assert "are statistically indistinguishable, but the shares of this rule are" in out
+    assert "Of the members who are statistically indistinguishable, north (" in out
     out = fedmerit.said("rewards", path, "--budget", "100", "--rule", "fair", "--format", "json")
     assert any("statistically indistinguishable" in note for note in json.loads(out)["notes"])
     out = fedmerit.said("rewards", path, "--budget", "100", "--rule", "equal")

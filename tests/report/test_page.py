@@ -8,17 +8,21 @@ import shutil
 import sqlite3
 import sys
 from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 from urllib.parse import unquote
 
 import pytest
+from msgspec import structs
 
 from command_line import call
 from fedmerit.errors import MissingExtra, StoreError
+from fedmerit.identity import exact
 from fedmerit.ledger.decisions import Terms
 from fedmerit.notes import listed
+from fedmerit.report.facts import Facts
 from fedmerit.report.page import text as words
-from fedmerit.report.page.html import OURS, approvals, facts_of, page, page_of_run, signatures
+from fedmerit.report.page.html import OURS, approvals, facts_of, page, page_of_run, render, signatures
 from fedmerit.report.payment import rules_of
 from fedmerit.report.text import dashed, rank_text, sure_worth, total_text, unbroken, worth
 from fedmerit.scoring.accumulate import accumulate
@@ -34,7 +38,7 @@ from vega_bundle import PATH, bundle
 QUESTIONS = [
     "Who contributed what, and how sure is it?",
     "How did it build up?",
-    "What would each member be paid?",
+    "What share does each member get?",
     "Who signed, and who approved?",
     "Can we trust it?",
     "How was it computed?",
@@ -325,6 +329,34 @@ def test_the_command_overwrites_only_pages(tmp_path):
     lost = tmp_path / "gone" / "x.html"
     refused = call("page", path, "--out", lost).exception
     assert str(refused) == f"{lost}: could not be written: there is no folder {lost.parent}"
+
+
+def test_a_page_takes_the_place_of_no_page_of_another_run(run_folder, tmp_path):
+    path, target = write_scores(tmp_path), tmp_path / "mine.html"
+    other = (tmp_path / 'a "b" & c').with_suffix(".json")
+    other.write_bytes(path.read_bytes())
+    for _ in range(2):  # a second page of the same file takes the place of the first
+        assert call("page", other, "--out", target).exit_code == 0
+    before = target.read_bytes()
+    for source in (path, run_folder):
+        refused = str(call("page", source, "--out", target).exception)
+        assert (
+            refused
+            == f"{target}: exists, and is a page of another run or file: choose another --out, or --force"
+        )
+        assert target.read_bytes() == before
+    assert call("page", path, "--out", target, "--force").exit_code == 0
+
+
+def test_a_gain_that_is_for_the_mean_of_y_is_doubted(run_folder):
+    facts = facts_of(run_folder)
+    run, gain, first = facts.source.run, facts.total.gain, facts.measured[0].empty
+    assert facts.doubts == ()
+    for part, codes in ((0.4, []), (0.6, ["mean"])):
+        begun = structs.replace(run.first, constant=exact(first + part * gain))
+        told = Facts(replace(facts.source, run=replace(run, first=begun)))
+        assert [doubt.code for doubt in told.doubts] == codes
+        assert ("Most of the gain is for learning that mean" in read_aloud(render(told))) == bool(codes)
 
 
 def test_rounds_are_timed_and_a_resumed_run_adds_to_it(tmp_path):
