@@ -2,6 +2,7 @@
 
 - `Paths` and `ensembles`: what members could also measure under secure aggregation, a run's whole path and
   solo models together. Neither is a score of fedmerit yet; the experiments ask whether one should be.
+- `Phi`: PHI of runs whose members report, by block of the test slice.
 - `Innovation`: PHI along what the last public updates do not show already.
 - `Halves`: scores and exact Shapley values on each half of the test pool.
 """
@@ -9,22 +10,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedmerit import Reports, alpha
+from fedmerit.errors import FedmeritError
+from fedmerit.protocol.direction import BLOCKS
 from fedmerit.protocol.outcome import Model, mean
 from fedmerit.protocol.pool import Slice
 from fedmerit.scoring.ground_truth import shapley
 from fedmerit.scoring.scores import products_of
 from fedmerit.simulation.analysis import Evaluator, Game, PlainRound
-from fedmerit.simulation.direction import direction
+from fedmerit.simulation.direction import direction, missing_gradient
 from fedmerit.simulation.models import as_tensor, evaluation, float32, load_vector, prepare
 from fedmerit.simulation.setup import Federation
-from fedmerit.simulation.utilities import balance, resolve_all
+from fedmerit.simulation.utilities import Utility, balance, resolve_all
 
 WHOLE = 9
 """Ensembles of all coalitions are evaluated up to so many members."""
@@ -119,6 +122,51 @@ def _values(federation: Federation, stacked: torch.Tensor, mask: int, labels: to
 def measured(values: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[float]]:
     """Per utility the means, one a model."""
     return {name: [mean(one[name]) for one in values] for name in values[0]}
+
+
+@dataclass(eq=False)
+class Phi:
+    """An analysis of plain rounds: everybody's Aumann-Shapley score, per utility that has a gradient."""
+
+    federation: Federation
+    utilities: Sequence[Utility]  # to score by
+    rounds: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """Per round and utility, what `summed` keeps."""
+    without: dict[str, tuple[FedmeritError, int]] = field(default_factory=dict)
+    """Per utility that has no direction, why, and since which round; 0 is before the first."""
+
+    def __post_init__(self) -> None:
+        shown, network = self.federation.pool.first, self.federation.network
+        load_vector(network, self.federation.first)
+        for utility in self.utilities:
+            if why := missing_gradient(network, shown.x, shown.y, utility):
+                self.without[utility.name] = why, 0
+
+    def summed(self, plain: PlainRound) -> None:
+        """Keep, per utility, the products of everybody's update with every block's gradient, shape (B, N).
+
+        Beside them: the participants, the blocks' sizes, whether blocks have the same mix of classes, the
+        gain v(M) - v(M0), what the quadrature leaves of it (``rest``), and the points of the path.
+        """
+        outcome, shown = plain.outcome, plain.outcome.slice
+        assert shown is not None  # runs without reports have no such analysis
+        blocks, balanced = min(BLOCKS, len(shown.y)), self.federation.pool.balanced
+        path = self.federation.network, plain.m0, outcome.model, shown.x, shown.y
+        measured = self.rounds[outcome.round] = {}
+        for utility in self.utilities:
+            if utility.name in self.without:
+                continue
+            try:
+                way = direction(*path, utility, blocks=blocks, balanced=balanced)
+            except FedmeritError as error:  # a sum over the other rounds would not be what it says
+                self.without[utility.name] = error, outcome.round
+                continue
+            measured[utility.name] = {
+                "participants": list(outcome.included),
+                "blocks": products_of(way.blocks, plain.updates.cpu().numpy()).tolist(),
+                "sizes": list(way.sizes),
+                **{key: getattr(way, key) for key in ("stratified", "gain", "rest", "points")},
+            }
 
 
 class Innovation:

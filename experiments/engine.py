@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from analyses import Halves, Innovation, Paths, ensembles, measured
+from analyses import Halves, Innovation, Paths, Phi, ensembles, measured
 from cheats import Cheating, told_the_pool
 from device import DeviceEvaluations, Evaluate, contribution_on, cosine_of, models_on, updates_on
 from quick_coalitions import QuickEvaluator, retrained
@@ -24,7 +24,7 @@ from fedmerit.protocol.terms import weights_of
 from fedmerit.scoring.ground_truth import normalise, shapley
 from fedmerit.scoring.scores import SCORES, cos_model
 from fedmerit.scoring.types import Reports
-from fedmerit.simulation.analysis import Evaluator, Game, Phi, PlainRound, Truth
+from fedmerit.simulation.analysis import Evaluator, Game, PlainRound, Truth
 from fedmerit.simulation.models import as_tensor, evaluation, float32, load_vector, prepare
 from fedmerit.simulation.run import Progress, Rehearsal, Watch
 from fedmerit.simulation.setup import Federation, Tell, seed_for
@@ -124,15 +124,15 @@ class BothGames(Rehearsal):
             )
         asked = special.get("phi", phi)
         named = (asked,) if isinstance(asked, str) else along(config) if asked else ()
-        along_path = Phi(federation, resolve_all(named) if named else ())
+        self.phi = Phi(federation, resolve_all(named) if named else ())
         self.renormalised: list[dict[str, dict[str, list[float]]]] = []
         self.cosines: list[dict[str, float]] = []
         self.other_truth: dict[str, list[list[float]]] = {}
         self.paths = Paths(as_tensor(federation.first).to(federation.device))
         self.whole_run: dict[str, Any] = {}
-        analyses: list[Any] = [self] if special.get("games", "both") == "both" else []
+        analyses: list[Any] = [self.phi, *([self] if special.get("games", "both") == "both" else [])]
         if "innovation" in special:
-            analyses.append(Innovation(federation, along_path.rounds))
+            analyses.append(Innovation(federation, self.phi.rounds))
         self.halves = Halves(federation, evaluator) if "halves" in special else None
         if self.halves:
             analyses.append(self.halves)
@@ -145,7 +145,6 @@ class BothGames(Rehearsal):
             federation=federation,
             evaluations=on_device,
             truth=truth,
-            phi=along_path,
             analyses=analyses,
         )
         self.current_weights = _weights(federation, special, self.evaluate)

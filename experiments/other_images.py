@@ -204,7 +204,6 @@ def measured(seed: int) -> dict[str, list[dict[str, list[float]]]]:
     from analyses import Halves
 
     from fedmerit import config
-    from fedmerit.simulation.analysis import Phi
     from fedmerit.simulation.run import Rehearsal
     from fedmerit.simulation.setup import prepare
     from fedmerit.storage.run_folder import Folder
@@ -214,7 +213,7 @@ def measured(seed: int) -> dict[str, list[dict[str, list[float]]]]:
     federation = prepare(made)
     analysis = Halves(federation)
     with tempfile.TemporaryDirectory() as folder, Folder(Path(folder) / "run", made) as run:
-        Rehearsal(made, run, federation=federation, phi=Phi(federation, ()), analyses=[analysis]).run()
+        Rehearsal(made, run, federation=federation, analyses=[analysis]).run()
     return analysis.kept()
 
 

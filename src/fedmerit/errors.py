@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
+from fedmerit.notes import install
+
 
 class FedmeritError(Exception):
     """Base of everything fedmerit raises on purpose."""
@@ -40,16 +42,19 @@ class InputError(FedmeritError, ValueError):
 class ReportError(InputError):
     """A report, table or score vector is malformed.
 
-    ``round`` and ``client`` say where it belongs, if known; ``problem`` is the message without the round.
+    ``round``, ``client`` and ``field`` say where it belongs, if known; ``problem`` is the message without the
+    round.
     """
 
-    def __init__(self, problem: str, client: str | None = None, *, round: int | None = None) -> None:
+    def __init__(
+        self, problem: str, client: str | None = None, field: str = "", *, round: int | None = None
+    ) -> None:
         super().__init__(problem if round is None else f"round {round}: {problem}")
-        self.problem, self.client, self.round = problem, client, round
+        self.problem, self.client, self.field, self.round = problem, client, field, round
 
 
 class ValueRefused(ReportError):
-    """A number cannot be used. ``client`` says whose it is; None if it belongs to the whole round."""
+    """The number in a field cannot be used. ``client`` says whose it is; None: of the whole round."""
 
 
 class FileFormatError(InputError):
@@ -257,3 +262,8 @@ class StoreError(FedmeritError):
 
 class MissingExtra(FedmeritError, ImportError):
     """An optional dependency is not installed."""
+
+    @classmethod
+    def of(cls, what: str, extra: str, instead: str = "") -> Self:
+        """Return the error for what needs an extra: how to install it, and what works without."""
+        return cls(f"{what}: {install(extra)}" + (f"; {instead}" if instead else ""))

@@ -324,14 +324,12 @@ class Roster:
         return first.hash.hex()
 
     def key(self, name: str) -> bytes:
-        """Return the public key of a member."""
         for member in self.members:
             if member.name == name:
                 return member.key
         raise KeyFileError(f"{name!r} is not on the roster")
 
     def verifies(self, name: str, signature: bytes, message: bytes) -> bool:
-        """Return whether this member signed this message."""
         return verifies(self.key(name), signature, message)
 
 
@@ -408,7 +406,6 @@ def verifies(key: bytes, signature: bytes, message: bytes) -> bool:
 
 
 def write_roster(path: str | os.PathLike[str], roster: Roster) -> None:
-    """Write a new roster file."""
     table = {"format": FORMAT, **stated(roster, roster.signatures, roster.before)}
     write_new(Path(path), toml_of(table).encode())
 
@@ -674,7 +671,6 @@ class Change:
         return Roster(self.new.members, self.new.server, self.old, self.new.quorum, self.signatures)
 
     def text(self) -> str:
-        """Return the change as the text of a file."""
         return toml_of({"format": CHANGE, **stated(self.new, self.signatures, self.old)})
 
     def differences(self) -> Iterator[str]:

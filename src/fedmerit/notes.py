@@ -129,7 +129,6 @@ def day(date: str) -> str:
 
 
 def capital(text: str) -> str:
-    """Return text whose first letter is a capital."""
     return text[:1].upper() + text[1:]
 
 
@@ -477,3 +476,26 @@ def spelled(first: str, second: str) -> tuple[str, str]:
     """Return two names as a message shows them, with escaped letters if they would look the same."""
     shown = ascii if look_alike(first, second) else repr
     return shown(first), shown(second)
+
+
+# ------------------------------------------------------------------------------------------- what to install
+
+EXTRAS = {
+    "engine": ("torch", "safetensors"),
+    "data": ("pillow",),
+    "page": ("jinja2", "vl-convert-python"),
+    "pandas": ("pandas",),
+    "xlsx": ("openpyxl",),
+    "plot": ("altair",),
+    "flower": ("flwr",),
+}
+"""The extras that people install, and the packages in them."""
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra, wherever fedmerit itself came from.
+
+    >>> install("page")
+    'pip install jinja2 vl-convert-python'
+    """
+    return " ".join(("pip install", *EXTRAS[extra]))

@@ -377,7 +377,6 @@ class Sections:
 
     @property
     def heading(self) -> Heading:
-        """Title and currency."""
         return Heading(self.report.title, currency=self.payment.currency)
 
     @property

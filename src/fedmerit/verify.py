@@ -21,7 +21,7 @@ from fedmerit.ledger.chain import LEDGER, START, Copy, Ledger, Record, reading
 from fedmerit.ledger.decisions import Decision, OwnPart, departs
 from fedmerit.ledger.rounds import aborted, unreported
 from fedmerit.ledger.run import Run, check_head, check_kept, heads_signed, opening_of, replay
-from fedmerit.notes import Note, formatted, words
+from fedmerit.notes import EXTRAS, Note, formatted, install, words
 from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.terms import EMBEDDED, roster_terms
 from fedmerit.settings import planted
@@ -418,16 +418,6 @@ def _about_payouts(decision: Decision, member: str | None, after: str) -> Iterat
 
 # -------------------------------------------------------------------------------------------- this machine
 
-EXTRAS = {
-    "engine": ("torch", "safetensors"),
-    "data": ("pillow",),
-    "page": ("jinja2", "vl-convert-python"),
-    "pandas": ("pandas",),
-    "xlsx": ("openpyxl",),
-    "plot": ("altair",),
-    "flower": ("flwr",),
-}
-"""The extras that people install, and the packages in them."""
 SLACK = 86_400
 """Seconds by which a file may be newer than the clock: copies keep the time of another machine."""
 
@@ -438,7 +428,7 @@ def examine_machine() -> Iterator[Note]:
     for extra, packages in EXTRAS.items():
         versions = {package: _version(package) for package in packages}
         if missing := [package for package, number in versions.items() if not number]:
-            yield Note("machine-without", extra=extra, packages=missing)
+            yield Note("machine-without", extra=extra, packages=missing, install=install(extra))
         else:
             named = [f"{package} {number}" for package, number in versions.items()]
             yield Note("machine-extra", extra=extra, packages=named)

@@ -14,6 +14,7 @@ import pytest
 from command_line import FEDMERIT, TINY, shell
 from fedmerit import verify
 from fedmerit.cli.base import WORK
+from fedmerit.notes import EXTRAS
 
 
 def settings(path, rounds):
@@ -183,22 +184,22 @@ def test_a_doctor_finds_a_clock_that_is_behind_a_full_disk_and_what_is_not_insta
 ):
     monkeypatch.setattr(verify.time, "time", lambda: 0.0)
     monkeypatch.setattr("fedmerit.verify.SPARE", 2**70)
-    monkeypatch.setitem(verify.EXTRAS, "page", ("jinja2", "no-such-package"))
+    monkeypatch.setitem(EXTRAS, "page", ("jinja2", "no-such-package"))
     code, out, err = fedmerit("doctor")
     assert code == 2
     assert "PROBLEM: the clock says 1970-01-01 00:00 UTC, but files of fedmerit are from 20" in out
     assert re.search(r"^PROBLEM: .+: the disk has \d+ bytes left, expected \d+$", out, re.MULTILINE)
-    assert "fedmerit[page] is incomplete: no-such-package missing; pip install 'fedmerit[page]'" in out
+    assert "fedmerit[page] is incomplete: no-such-package missing; pip install jinja2 no-such-package" in out
     assert err == "error: this machine: 2 problems\n"
 
 
 def test_the_extras_that_a_doctor_looks_for_are_those_that_can_be_installed():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    named = {name: tuple(re.match(r"[\w-]+", one)[0] for one in extras[name]) for name in verify.EXTRAS}
-    assert named == verify.EXTRAS
-    assert set(extras) == {*verify.EXTRAS, "docs", "all"}
-    assert extras["all"] == [f"fedmerit[{','.join(verify.EXTRAS)}]"]
+    named = {name: tuple(re.match(r"[\w-]+", one)[0] for one in extras[name]) for name in EXTRAS}
+    assert named == EXTRAS
+    assert set(extras) == {*EXTRAS, "docs", "all"}
+    assert extras["all"] == [f"fedmerit[{','.join(EXTRAS)}]"]
 
 
 def on_a_terminal(*arguments):

@@ -104,15 +104,6 @@ def test_plan_and_run_refuse_the_same_and_write_nothing(eight, tmp_path, partiti
     assert not (tmp_path / "run").exists()
 
 
-def test_the_command_names_the_file_of_a_member_that_is_not_in_the_data(eight, tmp_path):
-    toml = write_toml(tmp_path / "x.toml", small(eight) | {"corruption": {"label_flip": ["Site 10"]}})
-    for command in (["plan", toml], ["run", toml, "--out", tmp_path / "run"]):
-        error = call(*command).exception
-        assert isinstance(error, ConfigError)
-        assert str(error).startswith(f"{toml}: corruption.label_flip: unknown member 'Site 10'; members are ")
-    assert not (tmp_path / "run").exists()
-
-
 def test_settings_about_a_member_reach_the_samples_of_its_group(eight):
     raw = small(eight) | {"corruption": {"label_flip": ["Site 8"]}}
     federation = prepare(from_dict(raw))

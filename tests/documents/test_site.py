@@ -25,7 +25,7 @@ DOCS = ROOT / "docs"
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The site, built as `make docs` does, elsewhere."""
-    pytest.importorskip("zensical", reason="the documentation needs: pip install 'fedmerit[docs]'")
+    pytest.importorskip("zensical", reason="the documentation needs: pip install '.[docs]'")
     folder = tmp_path_factory.mktemp("site")
     for name in ("docs", "examples/tutorials", "experiments/FINDINGS.md", "zensical.toml"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -87,12 +87,30 @@ def test_the_tutorials_are_their_scripts(site):
         assert "folder.mkdir(parents=True" in text
 
 
+FOUND = {
+    "regression": "bring-your-own.html#regression-rmse",
+    "install": "install.html",
+    "excel": "questions.html#we-only-have-excel",
+    "quickstart": "running.html#quickstart",
+    "keras": "questions.html#tensorflow-keras",
+    "windows": "install.html#windows",
+    "docker": "install.html#docker",
+    "GPU": "install.html",
+    "GDPR": "data-protection.html",
+    "withdraw": "questions.html#can-a-member-withdraw",
+    "appeal": "questions.html#can-a-member-appeal",
+    "pandas": "json.html#in-python",
+}
+"""What newcomers type -> where one of the first three results leads."""
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
 def test_pages_open_from_a_disk_and_the_search_works_there(site):
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         context = browser.new_context(offline=True, viewport={"width": 360, "height": 800})
+        context.set_default_timeout(240_000)  # a busy machine takes its time
         tab, said = context.new_page(), []
         tab.on("console", lambda message: said.append(message.text))
         tab.on("pageerror", lambda error: said.append(str(error)))
@@ -106,6 +124,9 @@ def test_pages_open_from_a_disk_and_the_search_works_there(site):
         tab.locator("button.md-search__button").click()
         tab.get_by_role("combobox", name="Search").fill("reversed")
         tab.get_by_text(re.compile(r"\d+ results")).wait_for()
+        for word, page in FOUND.items():
+            tab.get_by_role("combobox", name="Search").fill(word)
+            tab.locator(f"li:nth-child(-n+3) > [role=option][href*='{page}']").first.wait_for()
         browser.close()
     assert said == []
 

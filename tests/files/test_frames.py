@@ -67,17 +67,14 @@ RAGGED = {
 
 
 def frames_of(columns):
-    """The columns as a pandas frame, and as one of polars, of which these are the parts that are read."""
+    """The columns as a pandas frame and as one of polars, where a column has one type."""
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
-
-    class Polars:
-        def __init__(self):
-            self.columns = [*columns]
-
-        def __getitem__(self, name):
-            return iter(columns[name])
-
-    return pandas.DataFrame(columns), Polars()
+    polars = pytest.importorskip("polars", reason="polars is not installed")
+    typed = {
+        name: [*map(str, values)] if len({*map(type, values)}) > 1 and "0.5" in values else values
+        for name, values in columns.items()
+    }
+    return pandas.DataFrame(columns), polars.DataFrame(typed, strict=False)
 
 
 def test_frames_of_reports_are_read_like_tables(tmp_path):
@@ -94,6 +91,10 @@ def test_frames_of_reports_are_read_like_tables(tmp_path):
         assert str(refused.value).endswith("is missing: fill in cell 'se_alpha' of row 2")
         with pytest.raises(fm.FedmeritError, match=r"the frame: decimal is only of \.csv and \.xlsx files"):
             fm.read(frame, decimal=",")
+    with pytest.raises(
+        fm.FedmeritError, match="expected the path of a file of reports, or a frame, got Lazy"
+    ):
+        fm.read(frames_of(columns)[1].lazy())
     for frame in frames_of({"round": [1], "member": ["A"]}):
         with pytest.raises(fm.FedmeritError, match="missing columns 'empty', 'grand', 'alone', 'without'"):
             fm.read(frame)
@@ -108,7 +109,7 @@ def test_payouts_are_a_table_in_a_notebook():
     assert shown.index(">B</th><td>500.00<") < shown.index(">&lt;b&gt;A&lt;/b&gt;</th><td>250.00<")
 
 
-def test_scores_and_shares_are_plotted_best_first_and_nothing_is_shown():
+def test_scores_shares_and_panels_are_plotted_best_first_and_nothing_is_shown():
     pytest.importorskip("altair", reason="altair is not installed")
     total = fm.accumulate([ROUND])
     drawn = total.plot().to_dict()
@@ -121,6 +122,10 @@ def test_scores_and_shares_are_plotted_best_first_and_nothing_is_shown():
     plain = fm.shares(total, rule="equal").plot().to_dict()
     assert len(plain["layer"]) == 1
     assert plain["layer"][0]["encoding"]["x"]["field"] == "share"
+    drawn = fm.Panel([[5, 1, 3], [2, 4, 0], [0, 1, 2]], ["A", "<b>B</b>", "C"]).plot().to_dict()
+    (cells,) = drawn["datasets"].values()
+    assert [cell["value"] for cell in cells if cell["client"] == "<b>B</b>"] == [2, 4, 0]
+    assert {name: drawn["encoding"][name]["field"] for name in "xy"} == {"x": "judge", "y": "client"}
 
 
 def test_without_pandas_one_is_told_what_to_do():
@@ -130,4 +135,4 @@ def test_without_pandas_one_is_told_what_to_do():
         "try: s.to_pandas()\nexcept fm.FedmeritError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "a frame needs: pip install 'fedmerit[pandas]'; to_csv() needs nothing\n"
+    assert done.stdout == "a frame needs: pip install pandas; to_csv() needs nothing\n"

@@ -112,7 +112,7 @@ REFUSED = [
     *((csv("1,north", f"{bad},north"), f"line 2: round must be a whole number, 0 or more, got {float(bad)}")
       for bad in ("1.5", "nan", "-1")),
     (csv("2,north", f"{10**20},north"), "line 4: round must be at most 2147483648, got 1e+20"),
-    (csv("1,north", "1,"), "line 2: round 1: the client has no name"),
+    (csv("1,north", "1,"), "line 2: round 1: the name of the client is missing: fill in cell B2"),
     (csv("0.01\n", '"0.01\n'), "not CSV"),
     *((with_number(bad), f"line 2: alone of client 'A' in round 1 must be a number, got {bad!r}")
       for bad in ("0_5", "٣", "０.5", "0x1", "1 0", "++1")),

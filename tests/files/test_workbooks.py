@@ -6,16 +6,20 @@ import subprocess
 import sys
 import zipfile
 from datetime import date, datetime
+from pathlib import Path
 
 import pytest
 from openpyxl import Workbook, load_workbook
 from openpyxl.chart import BarChart
+from openpyxl.utils.datetime import CALENDAR_MAC_1904
 
+import fedmerit as fm
 from fedmerit.errors import FileFormatError
 from fedmerit.files import workbooks
 from fedmerit.files.reports import read, read_content
 from fedmerit.files.workbooks import workbook
 
+HOSPITALS = Path(__file__).parents[2] / "examples" / "hospitals.csv"
 HEADER = ("Round", "Member", "empty", "grand", "alone", "without")
 ROWS = ((1, "Köln", 0.1, 0.5, 0.2, 0.4), (1, "Ulm", 0.1, 0.5, 0.3, 0.3))
 
@@ -41,6 +45,19 @@ def formatted(form, *cells, **values):
     book = changed(**values)
     for cell in cells:
         book.active[cell].number_format = form
+    return book
+
+
+def since_1904(**cells):
+    book = changed(**cells)
+    book.epoch = CALENDAR_MAC_1904
+    return book
+
+
+def merged_header():
+    book = book_of(HEADER, *ROWS, header=("Who", None, "What", None, None, None))
+    book.active.merge_cells("A1:B1")
+    book.active.merge_cells("C1:F1")
     return book
 
 
@@ -147,6 +164,13 @@ READ = {
     "dimensions that are wrong": (in_sheet(b'ref="A1:F3"', b'ref="A1:XFD1048576"'), []),
     "formulas with values": (in_sheet(b"<v>0.4</v>", b"<f>D2-C2</f><v>0.4</v>"), []),
     "text in place": (in_sheet(b"<v>0.4</v>", b"<v>4e-1</v>"), []),
+    "blank rows inside": (book_of(ROWS[0], (), (None, " "), ROWS[1]), []),
+    "blanks around names and headings": (book_of((1, " Köln ", *ROWS[0][2:]), (1, "Ulm\u00a0", *ROWS[1][2:]),
+     header=("Round ", " Member", *HEADER[2:])), []),
+    "names in other letters": (changed(B3="北京"), []),
+    "formats of money": (formatted('#,##0.00 "EUR"', "C2", "E2"), []),
+    "macros under another name": (repacked(lambda part, data: data.replace(
+     b"openxmlformats-officedocument.spreadsheetml.sheet.main", b"ms-excel.sheet.macroEnabled.main")), []),
     "names that begin a formula": (workbook({"Reports": [HEADER, ROWS[0], (1, "=1+1", *ROWS[1][2:])]}), []),
 }  # fmt: skip
 
@@ -165,6 +189,7 @@ def test_what_is_read_and_said(tmp_path, case):
     (reports,) = content.rounds
     assert reports.clients[0] == "Köln"
     assert reports.clients[1] == {"dates as names": "2026-02-01", "numbers as names": "17",
+                                  "names in other letters": "北京",
                                   "names that begin a formula": "=1+1"}.get(case, "Ulm")  # fmt: skip
     assert (reports.empty, reports.grand) == (0.1, 0.5)
     assert reports.alone.tolist() == [0.2, 0.3]
@@ -193,8 +218,34 @@ REFUSED = {
     "percent formats in half a column": (formatted("0%", "E2"), "Reports!E2",
      "'0.2' is in percent, but cell Reports!E3 is not: expected percent signs in all cells of a column"),
     "percent formats in two of four columns": (formatted("0%", "C2", "C3", "D2", "D3",
-     E2=20, E3=30, F2=40, F3=30), "",
+     E2=20, E3=30, F2=40, F3=30), "Reports!E2",
      "alone and without are 20 or more, but the other two columns are 0.5 or less"),
+    "a number between percent formats": (formatted("0%", "E2", "E3", "E4", A4=1, B4="Bonn", C4=0.1, D4=0.5,
+     E4=0.2, F4=0.4, A5=1, B5="Trier", C5=0.1, D5=0.5, E5=0.3, F5=0.4), "Reports!E5",
+     "Reports!E5: alone: '0.3' is not in percent, but cell Reports!E2 is"),
+    "beyond the range of the utility": (changed(G1="utility", G2="accuracy", G3="accuracy", F3=3),
+     "Reports!F3", "without of client 'Ulm' must lie in [0, 1] (as utility 'accuracy' promises), got 3"),
+    "beyond the range in a column of the round": (changed(G1="utility", G2="accuracy", G3="accuracy", D2=1.5,
+     D3=1.5), "Reports!D2", "Reports!D2: round 1: grand must lie in [0, 1]"),
+    "a negative error": (changed(G1="se_alpha", G2=0.01, G3=-0.02), "Reports!G3", "mend cell Reports!G3"),
+    "half a sample": (changed(G1="samples", G2=10, G3=10.5), "Reports!G3",
+     "must be a whole number, got 10.5"),
+    "infinity": (changed(E2="inf"), "Reports!E2", "must be a finite number, at most 1e+100, got inf"),
+    "not available": (changed(E3="#N/A"), "Reports!E3", "'#N/A' is an error of the spreadsheet program"),
+    "money in text": (changed(F2="0.40 EUR"), "Reports!F2", "must be a number, got '0.40 EUR'"),
+    "a date that is stored as days since 1904": (since_1904(E2=date(2026, 2, 1)), "Reports!E2",
+     "alone: '2026-02-01' looks like a date"),
+    "a second header with units": (book_of(("", "", "points", "points", "points", "points"), *ROWS),
+     "Reports!A2", "round is missing: fill in cell Reports!A2"),
+    "a merged header above the header": (merged_header(), "",
+     "expected the columns round, client, empty, grand, alone, without, which are on row 2"),
+    "a column twice": (changed(G1="alone", G2=0.2, G3=0.3), "Reports!E1", "column 'alone' appears twice"),
+    "a column almost known": (changed(F1="witout"), "Reports!F1", "did you mean 'without' by 'witout'"),
+    "one member twice in a round": (changed(B3="Köln"), "Reports!B3", "client 'Köln' is already on row 2"),
+    "no name": (changed(B3="  "), "Reports!B3", "the name of the client is missing: fill in cell Reports!B3"),
+    "two values for a round": (changed(D3=0.6), "Reports!D3", "grand is '0.6', but '0.5' on row 2"),
+    "a fault at the end of a long sheet": (book_of(*((k // 2, f"{'AB'[k % 2]}", 0, 1, 0.2, "x" if k == 3999
+     else 0.4) for k in range(4000))), "Reports!F4001", "must be a number, got 'x': mend cell Reports!F4001"),
     "two decimal marks in text": (changed(E2="0,2", E3="0.3"), "Reports!E2",
      "'0,2' has a decimal comma, but '0.3' in cell Reports!E3 has a decimal point"),
     "a comma that may be one of two things": (changed(E2="1,234"), "Reports!E2",
@@ -207,7 +258,7 @@ REFUSED = {
      "expected the columns round, client, empty, grand, alone, without, which are on row 2"),
     "no such columns": (book_of((1,), header=("name", "alone")), "",
      "row 1: missing columns 'round', 'client'"),
-    "a column twice in two words": (changed(G1="client"), "",
+    "a column twice in two words": (changed(G1="client"), "Reports!G1",
      "column 'client' appears twice, as 'Member' and as"),
     "an empty workbook": (Workbook(), "", "the workbook is empty"),
     "cells far to the right of the header": (changed(J3="see mail"), "", "expected 6 cells, got 10"),
@@ -307,7 +358,7 @@ def test_without_openpyxl_one_is_told_what_to_install(tmp_path):
         f"try: fm.read({str(path)!r})\nexcept fm.FedmeritError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "workbooks (.xlsx) need: pip install 'fedmerit[xlsx]'; CSV needs nothing\n"
+    assert done.stdout == "workbooks (.xlsx) need: pip install openpyxl; CSV needs nothing\n"
 
 
 def test_a_template_says_what_goes_where_and_reads_back(tmp_path, fedmerit):
@@ -349,13 +400,16 @@ def test_results_are_a_workbook_that_reads_back(tmp_path, fedmerit):
     assert fedmerit(*asked, "--format", "xlsx", "--out", paid)[0] == 0
     header, *lines = load_workbook(paid)["Payouts"].iter_rows(values_only=True)
     payouts = json.loads(fedmerit.said(*asked, "--format", "json"))["payouts"]
-    assert {line[0]: f"{line[2]:.2f}" for line in lines} == payouts
+    assert {line[0]: f"{line[2]:.2f}" for line in lines[:3]} == payouts
+    assert [line[:3] for line in lines[3:]] == [
+        ("all members", pytest.approx(1), 100.01), ("unpaid", None, 0), ("budget", None, 100.01)
+    ]  # fmt: skip
     german = paid.with_name("german.xlsx")
     assert fedmerit(*asked, "--format", "xlsx", "--out", german, "--language", "de")[0] == 0
-    assert "Auszahlung" in [
+    assert "Auszahlung (EUR)" in [
         cell.value for row in load_workbook(german).worksheets[0].iter_rows() for cell in row
     ]
-    assert header[:3] == ("member", "share", "payout")
+    assert header[:3] == ("member", "share", "payout (EUR)")
     told = [row[0] for row in load_workbook(paid)["How this was computed"].iter_rows(values_only=True)]
     assert "budget 100.01 EUR, rule fenced, unpaid 0.00" in told
     for sheet in (*load_workbook(paid), *load_workbook(scores)):
@@ -369,6 +423,46 @@ def test_results_are_a_workbook_that_reads_back(tmp_path, fedmerit):
     ):
         for command in (("score", path), asked):
             assert message in fedmerit.refused(*command, *options)
+
+
+def looks(path, title):
+    """How the first line of numbers of a sheet looks, by heading."""
+    rows = load_workbook(path)[title].iter_rows(max_row=2)
+    header, first = ([*row] for row in rows)
+    return {name.value: cell.number_format for name, cell in zip(header, first, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("budget", "money"), [("100.01 EUR", "#,##0.00"), ("101 JPY", "#,##0"), ("100.5 KWD", "#,##0.000")]
+)
+def test_numbers_look_like_money_shares_and_scores_and_add_up(tmp_path, fedmerit, budget, money):
+    path, paid, scores = HOSPITALS, tmp_path / "paid.xlsx", tmp_path / "scores.xlsx"
+    days = {date.today()}
+    asked = ("rewards", path, "--budget", budget, "--rule", "impartial")  # which leaves a part unpaid
+    assert fedmerit(*asked, "--format", "xlsx", "--out", paid)[0] == 0
+    assert fedmerit("score", path, "--format", "xlsx", "--out", scores)[0] == 0
+    days |= {date.today()}
+    amount, coin = budget.split()
+    found = looks(paid, "Payouts")
+    assert [*found.items()][:3] == [("member", "General"), ("share", "0.00%"), (f"payout ({coin})", money)]
+    *members, total, left, whole = load_workbook(paid)["Payouts"].iter_rows(min_row=2)
+    assert [row[0].value for row in (total, left, whole)] == ["all members", "unpaid", "budget"]
+    assert sum(row[2].value for row in members) == pytest.approx(total[2].value)
+    assert total[2].value + left[2].value == pytest.approx(whole[2].value)
+    assert (left[2].value > 0, whole[2].value) == (True, float(amount))
+    assert {row[2].number_format for row in (*members, total, left, whole)} == {money}
+    assert [row[0].font.b for row in (members[0], total, left, whole)] == [False, True, False, True]
+    found = looks(scores, "Scores")
+    assert [found[name] for name in ("rank", "ALPHA", "ALPHA, lower end (95%)", "share")] == [
+        "0", "0.0000", "0.0000", "0.00%"
+    ]  # fmt: skip
+    assert found["part of the rounds"] == "0%"
+    assert looks(scores, "Rounds")["alone"] == "0.0000"
+    for book in (paid, scores):
+        told = [row[0] for row in load_workbook(book)["How this was computed"].iter_rows(values_only=True)]
+        assert told[1] in {
+            f"From hospitals.csv, on {day.day} {day:%B %Y}, with fedmerit {fm.__version__}." for day in days
+        }
 
 
 EVIL = ["=HYPERLINK(A1)", "+1+cmd|'/C calc'!A0", "-2+3", "@SUM(A1)", "#N/A", "'=kept", "a\x07b"]

@@ -1,7 +1,6 @@
 """Members who refuse, fail or fall silent, and strangers: it costs them a round, and nobody else anything."""
 
 import random
-import time
 from collections import Counter
 from itertools import pairwise
 from types import SimpleNamespace
@@ -52,6 +51,25 @@ def failing(refuses):
     return alter
 
 
+class Clock:
+    """A clock that goes on only where a test or a wait says so, however busy the machine is."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr(grids, "time", made := Clock())
+    return made
+
+
 def finished(home, grid, rounds):
     strategy, found = run(home, grid, rounds=rounds, join=0.5)
     assert len(found) == rounds
@@ -80,6 +98,7 @@ def test_one_refusal_costs_that_round_and_one_invitation(home, kind):
     }
 
 
+@pytest.mark.usefixtures("clock")
 def test_who_always_refuses_is_scheduled_no_more_and_seldom_invited(home):
     """From round 2 on its app fails, also at invitations: N shrinks, the others' exchanges stay the same."""
     grid = grid_of(home)
@@ -99,6 +118,7 @@ def test_who_always_refuses_is_scheduled_no_more_and_seldom_invited(home):
     assert others == dict.fromkeys(others, honest(5))
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_member_that_has_left_the_run_does_not_join_again(home):
     """It was told of a sum over others than it signed: one round is scheduled with it in vain, then none."""
     grid = grid_of(home)
@@ -112,23 +132,26 @@ def test_a_member_that_has_left_the_run_does_not_join_again(home):
     assert Counter(exchanges(grid, LIAR))["join", 0] == 2
 
 
-def test_who_joins_and_never_answers_is_invited_later_and_later(home, monkeypatch):
+def looking(clock, look=20.0):
+    """Looks for nodes with so many seconds between two of them."""
+
+    def get_node_ids():
+        clock.sleep(look)
+        return list(NODES.values())
+
+    return get_node_ids
+
+
+def test_who_joins_and_never_answers_is_invited_later_and_later(home, clock):
     """Joining is no proof of good will: the wait goes on growing until an exchange is answered."""
-    grid, now, events = grid_of(home), [1000.0], []
-    look = 20.0  # between two looks for nodes; the clock stands still otherwise
-    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None)
-    monkeypatch.setattr(grids, "time", clock)
+    grid, events, look = grid_of(home), [], 20.0
 
     def before(node, message):
         if node == NODES[LIAR]:
-            events.append((exchange_of(message).exchange == "join", now[0]))
-
-    def get_node_ids():
-        now[0] += look
-        return list(NODES.values())
+            events.append((exchange_of(message).exchange == "join", clock.now))
 
     grid.before, grid.alter = before, failing(lambda exchange, number: exchange != "join")
-    grid.get_node_ids = get_node_ids
+    grid.get_node_ids = looking(clock, look)
     _, rounds = finished(home, grid, 6)
     assert all(set(one.reports) == {*NAMES} - {LIAR} for one in rounds)
     assert [joins for joins, _ in events[:8]] == [True, False] * 4
@@ -139,6 +162,7 @@ def test_who_joins_and_never_answers_is_invited_later_and_later(home, monkeypatc
     assert sum(LIAR in one.scheduled for one in rounds) < len(rounds)
 
 
+@pytest.mark.usefixtures("clock")
 def test_who_comes_back_while_a_round_is_sampled_takes_nobodys_place(home):
     """Flower asks how many are there, and then who: the answer is one and the same."""
     grid, looks = grid_of(home), []
@@ -157,10 +181,10 @@ def test_who_comes_back_while_a_round_is_sampled_takes_nobodys_place(home):
     assert [{*NAMES} - {*one.scheduled} for one in rounds[1:]] in ([{LIAR}, {LIAR}], [{LIAR}, set()])
 
 
-def test_a_node_that_could_not_join_is_asked_again(home, monkeypatch):
+def test_a_node_that_could_not_join_is_asked_again(home, clock):
     """Its key is found again in the middle of the run."""
-    monkeypatch.setattr(grids, "AGAIN", 0.1)
     grid = grid_of(home)
+    grid.get_node_ids = looking(clock)
     config = grid.contexts[NODES[LIAR]].node_config
     right, config["fedmerit-key"] = config["fedmerit-key"], "nowhere.pem"
     at(grid, "report", 1, lambda message: config.update({"fedmerit-key": right}))
@@ -309,7 +333,7 @@ def test_a_users_message_holds_one_model(names):
         only_arrays(RecordDict(models))
 
 
-def test_an_answer_that_came_in_time_counts_however_long_the_one_before_took():
+def test_an_answer_that_came_in_time_counts_however_long_the_one_before_took(clock):
     class Reply:
         def __init__(self, number):
             self.metadata = SimpleNamespace(reply_to_message_id=number)
@@ -320,11 +344,11 @@ def test_an_answer_that_came_in_time_counts_however_long_the_one_before_took():
 
     class Slow(InProcess):
         def push_messages(self, messages):
-            self.began = time.monotonic()
+            self.began = clock.now
             return [str(k) for k, _ in enumerate(messages)]
 
         def pull_messages(self, ids):
-            late = time.monotonic() > self.began + 0.3
+            late = clock.now > self.began + 0.3
             return [Reply(number) for number in ids if number == "0" or late]
 
     grid = SecureGrid(Slow({}, {}), None, patience=0.5, join=0, weighted_by="")
@@ -333,5 +357,5 @@ def test_an_answer_that_came_in_time_counts_however_long_the_one_before_took():
     heard = []
     for name, _ in grid.exchange("check", asks):
         heard.append(name)
-        time.sleep(0.6)  # the coordinator adds a large model
+        clock.sleep(60)  # the coordinator adds a large model
     assert heard == ["A", "B"]

@@ -7,17 +7,13 @@ limit is one that a busy machine meets.
 """
 
 import contextlib
-import json
 import os
 import re
 import shutil
 import signal
-import socket
 import sqlite3
-import ssl
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -36,7 +32,11 @@ from loopback import Loopback, Simulation
 from loopback.certificates import loopback_certificates, supernode_key
 from loopback.processes import HANG, kill, marked, start, wait_for
 from loopback.superlink import pairs
+from scenarios import Scenario
+from tests.protocol.test_contract import hold, pays, said
 from tiny import losing
+from transports import Ran
+from transports import kept as kept_by_members
 
 APP = HERE / "contract_app"
 VICTIM = "client-2"
@@ -134,13 +134,18 @@ def test_a_deployment_scores_everyone_hides_updates_and_survives_a_kill(tmp_path
         kept = everything_kept(federation.database)
         assert all(federation.pids(name) for name in ("superlink", *NAMES) if name != VICTIM)
     assert not any(federation.pids(name) for name in ("superlink", "Mallory", "Wary", *NAMES))
-    its_reports_are_those_of_the_engine_in_one_process(out, tmp_path / "embedded")
-    round_2_has_the_victims_update_and_not_its_report(out)
+    with losing({VICTIM: "2:check"}):
+        run_embedded(task.config(), tmp_path / "embedded")
+    ran = Ran(out, dead=(VICTIM,))
+    assert said(ran) == said(Ran(tmp_path / "embedded"))
+    ran.heads = {name: path for name, path in kept_by_members(tmp_path, ran).items() if name != VICTIM}
+    hold(Scenario(lost=((2, 2, "check"),)), ran)
     the_operator_reads_what_happened(run.output, out)
     the_wary_node_runs_no_app_that_nobody_signed(federation, out)
     another_member_verifies(out, tmp_path / "copy", roster)
     seen = [kept, everything_in(federation.home("superlink")), everything_in(out)]
     no_plain_update_reached_the_server(out, b"\0".join(seen))
+    pays(out)
 
 
 @pytest.mark.alone
@@ -261,35 +266,6 @@ def an_unregistered_node_is_refused(federation):
     assert "SuperNode ID:" not in log
 
 
-def its_reports_are_those_of_the_engine_in_one_process(out, embedded):
-    with losing({VICTIM: "2:check"}):
-        run_embedded(task.config(), embedded)
-    assert told(out) == told(embedded)
-
-
-def told(out):
-    """What reports say, but for the history they rest on; between machines members leave the cosine out."""
-    return [
-        {
-            name: ({key: digest for key, digest in report.bound_to.items() if key != "head"}, report.measured)
-            for name, report in one.reports.items()
-        }
-        for one in rounds_in(out)
-    ]
-
-
-def round_2_has_the_victims_update_and_not_its_report(out):
-    scores = json.loads((out / "scores.json").read_text())
-    first, second = scores["rounds"]
-    assert first["participants"] == scores["clients"] == list(NAMES)
-    assert second["participants"] == [name for name in NAMES if name != VICTIM]
-    assert second["silent"] == [VICTIM]
-    for one in (first, second):
-        assert len(one["scores"]["ALPHA"]) == len(one["participants"])
-        assert np.isfinite(one["scores"]["ALPHA"]).all()
-    assert np.isfinite(scores["cumulative"]["ALPHA"]).all()
-
-
 def the_operator_reads_what_happened(output, out):
     when = r"fedmerit \d{4}-\d\d-\d\d \d\d:\d\d:\d\d: "
     assert len(re.findall(when + "round 1: 4 scheduled, 4 summed, 4 reported", output)) == 1
@@ -345,53 +321,6 @@ def is_alive(pid):
         return False
 
 
-def handshake(port, authority):
-    context = ssl.create_default_context(cafile=authority)
-    context.verify_flags |= ssl.VERIFY_X509_STRICT
-    with (
-        socket.create_connection(("127.0.0.1", port), timeout=HANG) as plain,
-        context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
-    ):
-        return secured.version()
-
-
-@pytest.fixture
-def tls_server(tmp_path):
-    made = loopback_certificates(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(made.server, made.key)
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def answer():
-        while True:
-            try:
-                peer, _ = listener.accept()
-            except OSError:
-                return
-            try:
-                context.wrap_socket(peer, server_side=True).close()
-            except (ssl.SSLError, OSError):
-                peer.close()
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    yield made, listener.getsockname()[1]
-    listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-    thread.join()
-
-
-def test_the_certificate_is_good_for_loopback_and_only_under_its_own_authority(tls_server, tmp_path):
-    made, port = tls_server
-    assert handshake(port, made.authority) == "TLSv1.3"
-    (tmp_path / "other").mkdir()
-    other = loopback_certificates(tmp_path / "other")
-    with pytest.raises(ssl.SSLCertVerificationError):
-        handshake(port, other.authority)
-    node = supernode_key(tmp_path / "node.key")
-    assert {path.stat().st_mode & 0o777 for path in (made.key, node)} == {0o600}
-
-
 @pytest.mark.parametrize("waits", [True, False], ids=["with its starter", "orphaned"])
 def test_detached_children_are_found_and_killed(tmp_path, mark, waits):
     code = f"import subprocess, sys, time; {CHILD}" + ("; time.sleep(600)" if waits else "")
@@ -421,6 +350,12 @@ def test_nothing_survives_a_starter_that_is_killed(tmp_path, mark):
         starter.kill()
         starter.wait()
     wait_for("its end", lambda: not marked(mark), alive=lambda: None)
+
+
+def test_keys_are_for_their_owner_alone(tmp_path):
+    """That certificates are good, and for whom, the deployment shows."""
+    keys = (loopback_certificates(tmp_path).key, supernode_key(tmp_path / "node.key"))
+    assert {path.stat().st_mode & 0o777 for path in keys} == {0o600}
 
 
 def test_what_cannot_be_started_or_does_not_come_is_named(tmp_path, mark):

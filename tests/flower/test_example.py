@@ -8,11 +8,10 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedmerit.flower.codec import take
-from fedmerit.ledger.chain import Ledger
-from fedmerit.ledger.run import replay
 from fedmerit.protocol.messages import Ask
 from fedmerit.verify import verify_folder
 from inprocess import InProcess
+from runs import run_in
 
 EXAMPLE = "examples/flower-hospitals"
 
@@ -36,9 +35,8 @@ def test_the_noisy_hospital_is_last(hospitals, tmp_path):
     nodes = {100 + part: {"partition-id": part} for part in range(len(HOSPITALS))}
     grid = InProcess(dict.fromkeys(nodes, client_app.app), nodes, config)
     server_app.app(grid, Context(7, 1, {}, RecordDict(), config))
-    with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
-        book = replay(ledger).settlement
-    total = dict(zip(HOSPITALS, book.account.totals(HOSPITALS).values, strict=True))
+    settlement = run_in(tmp_path / "run").settlement
+    total = dict(zip(HOSPITALS, settlement.account.totals(HOSPITALS).values, strict=True))
     assert {min(total, key=total.__getitem__)} == NOISY.keys()
     lines = list(verify_folder(tmp_path / "run"))
     assert any("rounds: 2 of 2, 0 aborted" in line for line in lines)

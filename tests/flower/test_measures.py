@@ -1,7 +1,5 @@
 """What users write themselves, value, gradient and training, and what torch_scoring writes for them."""
 
-import itertools
-
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
@@ -235,23 +233,6 @@ def test_images_with_their_channels_first_are_measured_as_those_with_channels_la
         np.testing.assert_array_equal(part, theirs[1][name])
 
 
-def kinked():
-    """Units with the activation 1e-9, which float32 rounds to 0 in some order of summation."""
-    import torch
-    from torch import nn
-
-    torch.manual_seed(0)
-    made = nn.Sequential(nn.Linear(3, 6, bias=False), nn.ReLU(), nn.Linear(6, 4))
-    made[0].weight.data = torch.tensor(list(itertools.permutations([1.0, 1e-9, -1.0])))
-    return made
-
-
-def test_gradients_are_computed_in_float64():
-    arrays, test = ArrayRecord(kinked().state_dict()), Samples(np.ones((8, 3), np.float32), np.arange(8) % 4)
-    _, found = fedmerit.flower.torch_scoring(kinked, "brier").gradient(arrays, test)
-    assert found["0.weight"].all()
-
-
 def test_images_that_seem_to_have_their_channels_first_are_refused_unless_told(home):
     """A network that flattens its samples would take them in another order without an error."""
     x, y = pictures("float32")
@@ -400,17 +381,6 @@ def test_of_tied_weights_the_name_that_is_loaded_last_has_the_gradient():
     assert {name: bool(part.any()) for name, part in parts.items()} == {
         "one.weight": False, "one.bias": True, "two.weight": True
     }  # fmt: skip
-
-
-def test_a_utility_without_a_gradient_is_a_typed_error():
-    from torch import nn
-
-    network = lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 3))  # noqa: E731
-    _, gradient = fedmerit.flower.torch_scoring(network, "accuracy")
-    test = Samples(np.zeros((4, 2, 2, 3), np.float32), np.array([0, 1, 2, 0]))
-    with pytest.raises(NoGradient) as found:
-        gradient(ArrayRecord(network().state_dict()), test)
-    assert found.value.utility == "accuracy"
 
 
 # ------------------------------------------------ metrics of the whole test set, with errors by a jackknife

@@ -16,7 +16,7 @@ from fedmerit.cli import app
 from fedmerit.errors import ConfigError, KeyFileError, LedgerError, StoreError
 from fedmerit.identity import exact, number
 from fedmerit.ledger import decisions, kinds
-from fedmerit.ledger.chain import Copy, Ledger, exported
+from fedmerit.ledger.chain import Copy
 from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.rounds import own_total, running, sees, totals
 from fedmerit.report.payment import absence_cost
@@ -30,7 +30,7 @@ from fedmerit.verify import verify_copy, verify_folder
 from ledgers import written_anew
 from raising import raises
 from refusals import found_wrong
-from runs import facts_as_decided, read_run, record_decision, records_of, rounds_of, run_in
+from runs import copied, facts_as_decided, read_run, record_decision, records_of, rounds_in, rounds_of, run_in
 from tiny import losing, tiny
 
 OVERRIDES = ("training.rounds=3", "participation.away={client-1 = [2]}")
@@ -54,10 +54,7 @@ def lines(path, **options):
 
 
 def copy_for(folder, member=None):
-    path = folder.parent / f"{member}.jsonl"
-    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
-        path.write_bytes(b"".join(exported(ledger, sees(member) if member else lambda _: True)))
-    return path
+    return copied(folder, folder.parent / f"{member}.jsonl", *([member] if member else ()))
 
 
 def as_server(folder, change):
@@ -115,13 +112,6 @@ def test_only_who_holds_the_servers_key_decides_and_only_on_a_run_that_verifies(
     (folder / "scores.json").write_text(text.replace("0.", "0.1", 1))
     with pytest.raises(LedgerError, match=r"scores\.json"):
         record_decision(folder, Terms("10.00", PAID))
-
-
-def test_without_keys_a_decision_is_on_the_chain_and_unsigned(tmp_path):
-    run(tiny("secure_aggregation.enabled=false"), tmp_path / "run")
-    record_decision(tmp_path / "run", Terms("10.00", PAID))
-    assert any("unsigned" in line for line in lines(tmp_path / "run"))
-    assert any(line.startswith("payouts: decision 1") for line in lines(tmp_path / "run"))
 
 
 def put(**values):
@@ -363,8 +353,7 @@ def test_a_copy_and_the_ledger_have_the_same_digests_signatures_and_seals(closed
 
 
 def test_totals_are_those_of_the_reports(closed):
-    with Ledger(closed / "ledger.sqlite", read_only=True) as ledger:
-        rounds = rounds_of(ledger)
+    rounds = rounds_in(closed)
     told = totals(rounds[-1], running(rounds, CLOSED))[PAID]
     reports = rounds[-1].to_reports(PAID)
     alphas = (reports.alone - reports.empty + reports.grand - reports.without) / 2
@@ -464,24 +453,18 @@ def test_a_copy_that_withholds_what_its_reader_may_see_is_refused(closed):
         lines(copy_for(closed, "client-1"), member="client-0")
     found_wrong("'nobody' is not a member of the run", lines, copy_for(closed, "client-1"), member="nobody")
     path = closed.parent / "dark.jsonl"
-    with Ledger(closed / "ledger.sqlite", read_only=True) as ledger:
-        path.write_bytes(b"".join(exported(ledger, lambda record: record.kind not in ("report", "score"))))
-        dark = b"".join(exported(ledger, lambda record: record.kind != "round" and sees("client-1")(record)))
-        unscored = b"".join(
-            exported(ledger, lambda record: record.kind != "score" and sees("client-1")(record))
-        )
+    copied(closed, path, lambda record: record.kind not in ("report", "score"))
     found_wrong("say whose copy it is", lines, path)
-    path.write_bytes(dark)
+    copied(closed, path, lambda record: record.kind != "round" and sees("client-1")(record))
     found_wrong(r"although every member may see it", lines, path, member="client-1")
-    path.write_bytes(unscored)
+    copied(closed, path, lambda record: record.kind != "score" and sees("client-1")(record))
     found_wrong("after round 1: expected the scores of client-1", lines, path, member="client-1")
 
 
 def test_own_totals_are_those_of_everybody_in_both_ways_of_counting_absence(closed):
     from fedmerit.scoring.accumulate import accumulate
 
-    with Ledger(closed / "ledger.sqlite", read_only=True) as ledger:
-        rounds = rounds_of(ledger)
+    rounds = rounds_in(closed)
     reports = [one.to_reports(PAID) for one in rounds]
     for member in CLOSED.clients:
         copy = rounds_of(Copy(copy_for(closed, member)))

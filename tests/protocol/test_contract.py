@@ -2,37 +2,14 @@
 
 A *scenario* (`scenarios.py`) says what happens: who is lost where, who is away, who brings too much, how
 members are weighed. A *way* (`transports.py`) goes through it: `linear` (members with files, a linear model,
-this process), `local` (the engine in one process, torch), `grid` (Flower's messages in this process, same
-task) and `deployment` (processes on 127.0.0.1; marked ``alone``, few scenarios). What a way cannot express is
-skipped with the reason. A new way is one class with `cannot` and `run`, and one line in ``WAYS``.
+this process), `local` (the engine in one process, torch) and `grid` (Flower's messages in this process, same
+task). What a way cannot express is skipped with the reason. A new way is one class with `cannot` and `run`,
+and one line in ``WAYS``. `hold` is what every run keeps to; flower/test_deployments.py asks it of processes.
 
-PINNED, for every scenario and every way:
-
-1.  ``verify`` finds the folder in order, and with it the members' own files of what they were shown: that of
-    the first, and of everybody who is lost.
-2.  Who is scheduled, in the sum, declined and silent, and which rounds are aborted, is what `expected` says.
-3.  Lost at advertise, share or masked: not in the sum. Lost at check, unmask or report: in the sum, silent.
-4.  Too few left: the round is aborted, the hash of the model stays, and the next round goes on.
-5.  Who deals bad shares is blamed and in no later round; who was dealt them stays in the sum. With too few
-    good shares the round is aborted before any is released. Who is beyond the bound declines: it is not in
-    the sum, and no reason is in the ledger.
-6.  All reports of a round are bound to its one outcome, whose M0 is the M before it. Heads that members sign
-    are on the chain; everybody who is there signs the last one. Masked inputs are recorded of just who is
-    summed. There is one test slice for all rounds, or a fresh one each, as agreed.
-7.  W is the sum of the weights of who is summed. M is M0 plus the weighted mean of the updates, within the
-    rounding of the encoding (where updates can be known: `linear`, `grid`).
-8.  One task has the same reports, bit for bit, over `local` and `grid`, and pays the same cents. In one
-    process ``scores.json`` is the same with masks and without.
-9.  Where the coordinator alone sees all, every member's copy verifies, and shows nobody else's report.
-10. In a settled run the pool is shown after the last round. Everybody who was summed states, and every
-    equation holds; over `local` and `grid` scores are the same but for the rounding of directions.
-11. Money: a decision divides the budget to the cent, verifies, and is written once; a run without any
-    score pays nobody.
-
-NOT PINNED, since ways differ. ``round`` records of `local` hold ``members_checkpoint``,
-and its reports a cosine. Of a round that nobody reported on, `local` records v(M0) and v(M), others neither.
-Where no round is closed, Flower's ways raise `RunAborted` once the folder is written. Over Flower who was
-lost joins again: ``seen`` has another order.
+What differs: ``round`` records of `local` hold ``members_checkpoint``, and its reports a cosine. Of a round
+that nobody reported on, `local` records v(M0) and v(M), others neither. Where no round is closed, Flower's
+ways raise `RunAborted` once the folder is written. Over Flower who was lost joins again: ``seen`` has another
+order.
 """
 
 from __future__ import annotations
@@ -50,15 +27,11 @@ from hypothesis import strategies as st
 from fedmerit.config import of_folder
 from fedmerit.errors import FedmeritError
 from fedmerit.identity import number
-from fedmerit.ledger.chain import Ledger, exported
 from fedmerit.ledger.decisions import Terms
-from fedmerit.ledger.rounds import sees
-from fedmerit.ledger.run import replay
 from fedmerit.protocol.outcome import model_hash
 from fedmerit.verify import verify_copy, verify_folder
 from linear_federation import dealing_badly
-from loopback.processes import HANG
-from runs import read_run, record_decision
+from runs import copied, read_run, record_decision, run_in
 from scenarios import SCENARIOS, STAGES, Expected, Scenario, expected, name_of
 from transports import WAYS, Local, Ran
 
@@ -67,10 +40,8 @@ def expectations(scenario: Scenario) -> list[Expected]:
     return [expected(scenario, 1 + i) for i in range(scenario.rounds)]
 
 
-QUICK = [way for way in WAYS if way != "deployment"]
 MONEY = ["everybody", "secret-weights", "coordinator-sees"]
 SAME = [name for name, scenario in SCENARIOS.items() if any(not e.aborted for e in expectations(scenario))]
-DEPLOYED = {"everybody": Scenario(weights="secret"), "killed": Scenario(lost=((2, 2, "check"),))}
 
 
 @pytest.fixture(scope="session")
@@ -111,22 +82,12 @@ def in_time(way, names):
     return [pytest.param(name, marks=() if name in FIRST[way] else pytest.mark.long) for name in names]
 
 
-TRIED = [pytest.param(way, *one.values, marks=one.marks) for way in QUICK for one in in_time(way, SCENARIOS)]
+TRIED = [pytest.param(way, *one.values, marks=one.marks) for way in WAYS for one in in_time(way, SCENARIOS)]
 
 
 @pytest.mark.parametrize(("way", "scenario"), TRIED)
 def test_contract(ran, way, scenario):
     hold(SCENARIOS[scenario], ran(way, SCENARIOS[scenario]))
-
-
-@pytest.mark.alone
-@pytest.mark.timeout(2 * HANG)
-@pytest.mark.parametrize("scenario", DEPLOYED)
-def test_contract_between_processes(tmp_path, scenario):
-    assert not WAYS["deployment"].cannot(DEPLOYED[scenario])
-    found = WAYS["deployment"].run(DEPLOYED[scenario], tmp_path)
-    hold(DEPLOYED[scenario], found)
-    pays(found.folder)
 
 
 def hold(scenario: Scenario, found: Ran) -> None:
@@ -180,7 +141,7 @@ def an_aborted_round_leaves_the_model(scenario, found):
 def the_ledger_gives_no_reason(found):
     """The record at the end of a round says who declined, and has no more to say than that of any round."""
     bodies = [record.body for record in found.records if record.kind == "round"]
-    assert len({frozenset(body) - {"phi"} for body in bodies}) == 1  # a round without a sum has no PHI
+    assert len({frozenset(body) for body in bodies}) == 1
     plain = [record for record in found.records if record.kind not in ("run", "join", "opening")]
     said = json.dumps([dict(record.body) for record in plain])
     assert not re.search("beyond|withdrew|coordinates|largest|finite", said)
@@ -323,9 +284,7 @@ def test_over_a_grid_settled_scores_are_those_of_the_engine_in_one_process(ran, 
 
 def phi(found: Ran, scenario: Scenario) -> np.ndarray:
     """What everybody's statements come to over the run."""
-    with Ledger(found.folder / "ledger.sqlite", read_only=True) as ledger:
-        book = replay(ledger).settlement
-    return book.account.totals(scenario.names).values
+    return run_in(found.folder).settlement.account.totals(scenario.names).values
 
 
 def used(found: Ran):
@@ -345,14 +304,12 @@ def test_in_one_process_masks_change_no_byte_of_the_scores(ran, tmp_path, scenar
 # ---------------------------------------------------------------------------------------------- who sees what
 
 
-@pytest.mark.parametrize("way", QUICK)
+@pytest.mark.parametrize("way", WAYS)
 def test_where_the_coordinator_sees_all_a_members_copy_verifies(ran, tmp_path, way):
     scenario = SCENARIOS["coordinator-sees"]
     found = ran(way, scenario)
-    with Ledger(found.folder / "ledger.sqlite", read_only=True) as ledger:
-        for name in scenario.names:
-            (tmp_path / name).write_bytes(b"".join(exported(ledger, sees(name))))
     for name in scenario.names:
+        copied(found.folder, tmp_path / name, name)
         lines = list(verify_copy(tmp_path / name, member=name, heads=found.heads.get(name)))
         assert f"scores: {name}'s follow from its own reports; nobody else's were recomputed" in lines
         shown = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
@@ -381,13 +338,13 @@ def pays(folder: Path) -> dict[str, int]:
 @pytest.mark.parametrize("scenario", MONEY)
 def test_money_is_paid_over_every_transport_and_the_same_for_the_same_task(ran, tmp_path, scenario):
     paid = {}
-    for way in QUICK:
+    for way in WAYS:
         folder = shutil.copytree(ran(way, SCENARIOS[scenario]).folder, tmp_path / way)
         paid[way] = pays(folder)
     assert paid["local"] == paid["grid"]
 
 
-@pytest.mark.parametrize("way", QUICK)
+@pytest.mark.parametrize("way", WAYS)
 def test_a_run_without_any_score_pays_nobody(ran, tmp_path, way):
     found = ran(way, SCENARIOS["one-beyond-and-all-needed"])
     assert found.rounds[0].aborted

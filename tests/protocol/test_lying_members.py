@@ -32,6 +32,7 @@ from fedmerit.secagg.client import Client
 from fedmerit.verify import verify_copy, verify_folder
 from forging import anew, changes, places, put
 from linear_federation import LIAR, Federation, dealing_badly
+from refusals import found_wrong
 from wire import unpack
 
 HONEST = {"client-0", "client-2", "client-3"}
@@ -411,6 +412,17 @@ def test_a_ledger_in_which_the_blamed_take_part_again_is_refused(tmp_path, bad_d
     )
     with pytest.raises(LedgerError, match=f"schedules {DEALER}, who was blamed in round 1"):
         list(verify_copy(copy))
+
+
+def test_a_ledger_with_a_masked_input_of_who_complained_falsely_is_refused(tmp_path):
+    federation = Federation(tmp_path, 4, 1, settings={"secure_aggregation": {"threshold": 3}})
+    federation.answering("train", 1, complaining(federation, RIVAL, DEALER), who=RIVAL)
+    federation.run()
+    records, copy = federation.records, tmp_path / "copy.jsonl"
+    (masked,) = (one for one in records if one.kind == "masked")
+    inputs = {**masked.body["inputs"], RIVAL: "0" * 64}
+    copy.write_bytes(anew(records, federation.keys, masked.seq, {**masked.body, "inputs": inputs}))
+    found_wrong(f"has a masked input of {RIVAL}, whose complaint was false", verify_copy, copy)
 
 
 def test_a_ledger_without_the_blame_is_refused_by_who_complained(tmp_path, bad_dealer):

@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedmerit.config import from_dict
 from fedmerit.errors import BindingError, MessageError, ProtocolError, RefusedError
 from fedmerit.identity import SERVER, Roster, load_key, public_key, read_roster
-from fedmerit.ledger.chain import Ledger
 from fedmerit.protocol.member import REFUSED, Participant
 from fedmerit.protocol.messages import EXCHANGES, Ask
 from fedmerit.protocol.settler import SETTLING
@@ -25,7 +24,7 @@ from ledgers import pool_of
 from linear_federation import LIAR, Federation, data
 from raising import raises
 from refusals import refused
-from runs import first_body
+from runs import bodies_of
 from states import names_in
 from wire import said_in, told
 
@@ -379,8 +378,7 @@ class Server:
     def __init__(self, files):
         self.key, self.run = load_key(files / "run" / "keys" / "server.pem"), secrets.token_hex(16)
         self.roster = read_roster(files / "roster.toml")
-        with Ledger(files / "run" / "ledger.sqlite", read_only=True) as ledger:
-            self.pool, old = first_body(ledger, "pool"), first_body(ledger, "run")["terms"]
+        (self.pool,), old = bodies_of(files / "run", "pool"), bodies_of(files / "run", "run")[0]["terms"]
         about = {key: old[key] for key in ("strategy", "optimiser", "evaluates")}
         self.terms = proposed(old["config"], self.roster, engine=FLOWER, **about)
 

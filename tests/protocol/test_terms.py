@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,8 +11,7 @@ from fedmerit import settings as sections
 from fedmerit.config import VERSION, from_dict, recorded_hash, written
 from fedmerit.errors import ConfigError, LedgerError, MessageError, RefusedError, VersionError
 from fedmerit.identity import Member, Roster, read_roster
-from fedmerit.ledger.chain import Ledger
-from fedmerit.protocol import terms
+from fedmerit.protocol import messages, terms
 from fedmerit.protocol.memory import packed, unpacked
 from fedmerit.protocol.messages import FORMAT, PROTOCOL, Ask, Parcel, pack
 from fedmerit.protocol.terms import (
@@ -36,10 +31,9 @@ from fedmerit.simulation.run import run
 from fedmerit.storage.member_state import allow
 from fedmerit.verify import verify_folder
 from linear_federation import LIAR, Federation
-from mixed_federation import OTHER, Mixed, Process
 from raising import raises
 from refusals import refused
-from runs import rounds_of
+from runs import rounds_in
 from states import opened
 from tiny import TINY, losing, tiny
 
@@ -272,11 +266,6 @@ def test_a_doctor_does_not_wait_for_a_member_at_work(tmp_path, shown):
 NINE = ("partition.clients=9", f"partition.sizes={[20] * 9}", "training.rounds=1")
 
 
-def rounds_in(folder):
-    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
-        return rounds_of(ledger)
-
-
 @pytest.mark.parametrize("enabled", ["true", "false"])
 @pytest.mark.parametrize(
     ("away", "lost", "aborted"),
@@ -348,63 +337,51 @@ def test_between_machines_it_is_the_rosters_whatever_the_server_schedules(member
         assert agreed.setting("run", 1, names[:scheduled], roster).t == t
 
 
-# -------------------- members with other versions of the package: one of them runs in a process with a copy
-
-
-ROOT = Path(__file__).parents[2]
-
-
-def copied(home, *changes):
-    """A path with a copy of the package, in which some lines are others, and with the tests' modules."""
-    copy = home / "installed"
-    shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
-    for file, old, new in changes:
-        text = (copy / "fedmerit" / file).read_text(encoding="utf-8")
-        assert text.count(old) == 1, f"{file} no longer says {old!r}"
-        (copy / "fedmerit" / file).write_text(text.replace(old, new), encoding="utf-8")
-    return os.pathsep.join(map(str, (copy, ROOT / "tests" / "support")))
+# ---------------------------------------------------------- a member with another version of the package
 
 
 @pytest.fixture
-def mixed(tmp_path):
-    made = []
+def mixed(tmp_path, monkeypatch):
+    """Gives a federation to one of whose members these names of `messages` have other values."""
 
-    def federation(*changes, **given):
-        found = Mixed(tmp_path, rounds=2, files=True, **given)
-        found.elsewhere = Process(tmp_path, copied(tmp_path, *changes))
-        made.append(found.elsewhere)
-        return found
+    def federation(**others):
+        made = Federation(tmp_path, files=True)
+        answer = made._answer
 
-    yield federation
-    for process in made:
-        process.close()
+        def elsewhere(name, *given):
+            with monkeypatch.context() as patch:
+                for key, value in others.items() if name == LIAR else ():
+                    patch.setattr(messages, key, value)
+                return answer(name, *given)
+
+        made._answer = elsewhere
+        return made.run()
+
+    return federation
 
 
 def test_versions_with_one_protocol_work_together(mixed):
-    federation = mixed(("config.py", f'VERSION = "{VERSION}"', 'VERSION = "7.8.9"'))
-    assert federation.elsewhere.said["version"] == "7.8.9"
-    federation.run()
+    federation = mixed(VERSION="7.8.9")
     assert [set(one.reports) for one in federation.rounds] == [set(federation.names)] * 2
     assert any(line.startswith("rounds: 2 of 2") for line in federation.verified())
 
 
 def test_a_member_with_another_protocol_does_not_join_and_says_what_to_install(mixed):
-    changes = [
-        ("config.py", f'VERSION = "{VERSION}"', 'VERSION = "7.8.9"'),
-        ("protocol/messages.py", f"PROTOCOL: Final = {PROTOCOL}\n", f"PROTOCOL: Final = {PROTOCOL + 1}\n"),
-    ]
-    federation = mixed(*changes).run()
-    assert [set(one.reports) for one in federation.rounds] == [{*federation.names} - {OTHER}] * 2
-    said = str(federation.errors(OTHER)[0])
-    assert said.startswith("VersionError: ")
-    assert f"member {OTHER}" in said
-    assert f"the server has fedmerit {VERSION} and speaks protocol {PROTOCOL}" in said
-    assert f"this member has fedmerit 7.8.9 and speaks protocol {PROTOCOL + 1}" in said
+    later = PROTOCOL + 1
+    federation = mixed(VERSION="7.8.9", PROTOCOL=later, FORMAT=f"fedmerit remote {later}")
+    assert [set(one.reports) for one in federation.rounds] == [{*federation.names} - {LIAR}] * 2
+    error = federation.errors(LIAR)[0]
+    assert type(error) is VersionError
+    for said in (
+        f"member {LIAR}", f"the server has fedmerit {VERSION} and speaks protocol {PROTOCOL}",
+        f"this member has fedmerit 7.8.9 and speaks protocol {later}",
+    ):  # fmt: skip
+        assert said in str(error)
 
 
-def test_a_member_that_lacks_a_feature_names_it(mixed):
+def test_a_member_that_lacks_a_feature_names_it(tmp_path):
     """The run needs what only later versions can do."""
-    federation = mixed(terms={"features": ["sparse-sums"], "version": "7.8.9"}).run()
+    federation = Federation(tmp_path, terms={"features": ["sparse-sums"], "version": "7.8.9"}).run()
     assert all(one.aborted for one in federation.rounds)
     for name in federation.names:
         said = str(federation.errors(name)[0])

@@ -24,6 +24,8 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"),
 ]
 WIDTHS = (360, 800, 1280)
+PATIENCE = 240_000
+"""Milliseconds for anything in the browser: a busy machine takes its time."""
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,7 @@ def opened(browser):
             viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True
         )
         contexts.append(context)
+        context.set_default_timeout(PATIENCE)
         tab = context.new_page()
         tab.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
         tab.on("pageerror", lambda error: said.append(f"error: {error}"))
@@ -127,7 +130,7 @@ def test_a_turned_phone_redraws(written, opened):
     tab = opened(written, 360)
     tab.set_viewport_size({"width": 800, "height": 360})
     tab.wait_for_function(
-        "document.querySelector('[data-chart=quality] svg').getBoundingClientRect().width > 600", timeout=5000
+        "document.querySelector('[data-chart=quality] svg').getBoundingClientRect().width > 600"
     )
     assert tab.evaluate("document.documentElement.scrollWidth") <= 800
 

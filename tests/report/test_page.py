@@ -392,7 +392,7 @@ def test_a_run_ends_with_its_page(tmp_path):
 def test_without_jinja_a_run_says_how_to_get_a_page(run_folder, tmp_path, monkeypatch):
     folder = shutil.copytree(run_folder, tmp_path / "copy")
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert "pip install 'fedmerit[page]', then fedmerit page" in page_of_run(folder)
+    assert "pip install jinja2 vl-convert-python, then fedmerit page" in page_of_run(folder)
     assert not [*folder.glob("page*.html")]
     with pytest.raises(MissingExtra, match="the page needs: pip install"):
         page(folder)

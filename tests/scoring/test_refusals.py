@@ -15,7 +15,7 @@ from fedmerit.scoring.amounts import division, payouts
 from fedmerit.scoring.ground_truth import agreement, banzhaf, multi_round, sampled_shapley, semivalue, shapley
 from fedmerit.scoring.panel import share_errors
 from fedmerit.scoring.rewards import share_intervals, shares
-from fedmerit.scoring.sampling import resolvable_gap, samples_needed
+from fedmerit.scoring.sampling import resolvable_gap
 from fedmerit.scoring.scores import SCORES, alpha, cos_model, ee, fp, influence, solo
 from fedmerit.scoring.types import Reports, Scores, Table
 from fedmerit.scoring.uncertainty import (
@@ -107,8 +107,6 @@ masked = np.ma.array([0, 1, 2], mask=[False, True, False])
 REFUSED = {
     ValueRefused: [
         (report(empty=nan), "empty must be a finite number, at most 1e+100, got nan"),
-        (report(grand=inf), "grand must be a finite number, at most 1e+100, got inf"),
-        (report(grand=huge), "grand must be a finite number, at most 1e+100, got inf"),
         (report(grand=1e300), "grand must be a finite number, at most 1e+100, got 1e+300"),
         *((report(grand=bad), "grand: expected a number, got")
           for bad in ("three", "0", True, np.bool_(True), np.ones(1), 3 + 0j)),
@@ -131,7 +129,6 @@ REFUSED = {
     ],
     ReportError: [
         (report(without=[3, 2]), "without: expected 3 values, one per client, got shape (2,)"),
-        (report(alone=np.ones((3, 1))), "alone: expected 3 values, one per client, got shape (3, 1)"),
         *((report(alone=bad), f"alone: expected a sequence of numbers, got {name}") for bad, name in (
             ("abc", "str"), ({"A": 1}, "dict"), (None, "NoneType"), ({0, 1, 2}, "set"), (iter([0]),
              "list_iter"))),
@@ -141,7 +138,6 @@ REFUSED = {
         (report(alone=[0, huge, 1]), "alone: expected numbers"),
         (report(cosine=[0, Decimal("sNaN"), 0]), "cosine: expected numbers, got"),
         (report(clients=["A", "B"]), "expected 3 client names, one per value, got 2"),
-        (report(clients=list("ABCD")), "expected 3 client names, one per value, got 4"),
         (report(clients=["A", "B", "A"]), "client 'A' appears more than once"),
         (report(clients=["A", "", "C"]), "client names must be non-empty strings, got ''"),
         *((report(clients=bad), "must be a list of names, got") for bad in ("ABC", 5, np.array("ABC"))),
@@ -173,21 +169,13 @@ REFUSED = {
         (table([0, 1, 2, nan]), "utility of coalition 0b11 is nan"),
         (table(np.broadcast_to(0.0, 1 << 27)), "at most 26 clients"),
         (table("abc"), "expected a sequence of numbers"),
-        (table(["0", "1"]), "table[0]: expected a number, got '0'"),
-        (table([True, False]), "table[0]: expected a number, got True"),
-        (table(np.array([True, False])), "table: expected numbers, got an array of bool"),
-        (table([0, 1j]), "table[1]: expected a number, got 1j"),
-        (table([0, None]), "table[1]: expected a number, got None"),
         (table([0, 1e101]), "coalition 0b1 is 1e+101, expected a finite number, at most 1e+100"),
-        (table([[0, 1], [2]]), "table[0]: expected a number, got [0, 1]"),
-        (table(masked), "table: expected a number in every place"),
         *((lambda name=name: SCORES[name].function({}), "takes Reports, got dict") for name in SCORES
           if SCORES[name].reported),
         (lambda: cos_model([[1, 2], [3, 4]], [1, 2, 3]), "got 2 and 3"),
         (lambda: cos_model([[1.0, 2.0]], [nan, 0.0]), "COS-MODEL: start"),
         (summed([]), "nothing to accumulate: 0 rounds"),
         (summed(made(1)), "accumulate takes a list of Reports, got Reports"),
-        (summed(None), "accumulate takes a list of Reports, got NoneType"),
         (summed([made(2), made(2)]), "each once: 2 follows 2"),
         (summed([made(1), made(2, utility="accuracy")]),
          "different utilities cannot be added: None, accuracy"),
@@ -207,26 +195,18 @@ REFUSED = {
         (near([1], [2]), "at least 2 clients, got 1"),
         (near([1, nan], [1, 2]), "scores[1] must be a finite number, got nan"),
         (near([1, 2], [inf, 2]), "truth[0] must be a finite number, got inf"),
-        *((near([1, bad], [1, 2]), f"scores[1]: expected a number, got {bad!r}")
-          for bad in (None, True, "a")),
         (near([], []), "scores: expected one number per client, got shape (0,)"),
         (near([[1, 2]], [1, 2]), "scores: expected one number per client, got shape (1, 2)"),
-        (near("12", [1, 2]), "scores: expected a sequence of numbers, got str"),
         (near(scores([1, 2, 3]), scores([1, 2, 3, 4], "SV")),
          "client 'D' is only in SV; both need the same clients"),
         (near(scores([1, 2, 3]), scores([1, 2], "SV", "BC")), "client 'A' is only in ALPHA"),
         (weighed(None), "weights: expected a sequence of numbers, got NoneType"),
-        *((weighed(bad), f"weights[0]: expected a number, got {bad[0]!r}")
-          for bad in (["a", "b"], [True, False])),
-        (weighed(np.array([0, 1j])), "weights: expected numbers, got an array of complex128"),
         (lambda: multi_round([TABLE, Table([0] * 4, ["B", "C"])]),
          "client 'A' is only in table 1; all need the same"),
         (lambda: multi_round([TABLE, Table([0] * 8, list("ABC"))]), "client 'C' is only in table 2"),
         (lambda: multi_round([]), "at least one table, got none"),
         (lambda: multi_round(TABLE), "multi_round needs a list of tables, one per round, got Table"),
-        (lambda: multi_round(None), "multi_round needs a list of tables, one per round, got NoneType"),
         (sampled("AB"), "sampled_shapley: clients must be a list of names, got 'AB'"),
-        (sampled(["A", "A"]), "client 'A' appears more than once"),
         (lambda: sampled_shapley(lambda mask: nan, 3, budget=8),
          "utility of coalition {client-0, client-1, client-2} is"),
         *((lambda bad=bad: sampled_shapley(lambda mask: bad, ["A", "B"], budget=4),
@@ -246,7 +226,6 @@ REFUSED = {
         (phi([[1]], [[1], [2]], sizes=[1]), "sizes must be 2 positive numbers"),
         (phi([[1]], [[1], [2]], sizes=[1, 0]), "sizes must be 2 positive numbers"),
         (phi([[1], [2]], [1], clients=["A", "A"]), "client 'A' appears more than once"),
-        (phi([[1], [2]], [1], clients=["A"]), "expected 2 client names"),
         (panel([[1, 2, 3], [4, 5, 6]]), "as 2 updates of 2 coordinates, got 2 of 3"),
         (panel([[1, 2]]), "as 2 updates of 2 coordinates, got 1 of 2"),
         *((panel(bad), f"gradients must have shape (N, P), or (N, 2, P) by half, got {shape}")
@@ -260,7 +239,6 @@ REFUSED = {
         (lambda: fm.Panel(np.ones((2, 2)), apart=[[1, 2]]), "PANEL: apart must be finite numbers of shape"),
         *((judged(bad), "hands: matrix must have shape (N, N), got") for bad in (
             [1, 2, 3], np.ones((3, 4)), [[1, 2, 3], [4, 5], [6]], [np.ones((2, 2)), np.ones((2, 3))])),
-        (judged("abc"), "hands: matrix: expected a sequence of numbers, got str"),
         *((judged([[1, 2, 3], [4, 5, bad], [7, 8, 9]]), "hands: matrix[1, 2] must be a finite number, got")
           for bad in (nan, inf, "1", None, True, 1j, [6], Decimal("nan"))),
         (judged(np.ones((3, 3)), clients=["A", "A", "B"]), "hands: client 'A' appears more than once"),
@@ -319,20 +297,18 @@ REFUSED = {
           "level must lie between 0 and 1, got")
           for function in (intervals, compare_pairs, rank_intervals)
           for bad in (0, 1, -0.5, 95, nan, "x", None, 1j, [0.9], Decimal("nan"), huge)),
-        (lambda: samples_needed(1, 1, level=0), "level must lie between 0 and 1"),
+        (lambda: resolvable_gap(1, 1, level=0), "level must lie between 0 and 1"),
         *((call, f"{name} must be a finite number above 0, got {bad!r}"[:60])
           for bad in (0, -1, nan, inf, "x", None, 1j, [0.9], Decimal("nan"), huge)
           for name, call in (
-              ("gap", lambda bad=bad: samples_needed(bad, 1)),
-              ("sd", lambda bad=bad: samples_needed(1, bad)),
+              ("sd", lambda bad=bad: resolvable_gap(1, bad)),
               ("samples", lambda bad=bad: resolvable_gap(bad, 1)))),
-        *((lambda bad=bad: samples_needed(1, 1, power=bad), "power must lie in [0.5, 1), got")
+        *((lambda bad=bad: resolvable_gap(1, 1, power=bad), "power must lie in [0.5, 1), got")
           for bad in (1, "x", None, nan, huge)),
         *((lambda bad=bad: resolvable_gap(1, 1, comparisons=bad), f"comparisons {COUNTS} 1, got")
           for bad in (0, nan, 1.5, "x", True, huge)),
-        *((lambda bad=bad: samples_needed(1, 1, freedom=bad), f"freedom {COUNTS} 1, got")
+        *((lambda bad=bad: resolvable_gap(1, 1, freedom=bad), f"freedom {COUNTS} 1, got")
           for bad in (0, 1.5)),
-        (lambda: samples_needed(1e-160, 1.0), "gap 1e-160 is too small beside sd 1: more than 1e30 samples"),
         (weighed(labelled([1, 0], [1, 0])), "the sizes 0, 1, 2, ..., got 1"),
         (divided(on_undefined="guess"), "on_undefined must be one of refuse, equal, zero, got 'guess'"),
         *((divided([1, 2], "impartial", score), f"(ALPHA, IOI, LOO); {score} is not") for score in (

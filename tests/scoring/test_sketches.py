@@ -24,7 +24,6 @@ from fedmerit.scoring.sampling import (
     pair_freedom,
     quantiles,
     resolvable_gap,
-    samples_needed,
     signs,
     sketch,
     strata_for,
@@ -313,6 +312,3 @@ def test_the_planned_gap_is_found_with_the_planned_power(members, freedom):
     critical = quantiles(freedom)(0.05 / (2 * pairs))
     power = np.mean(gap + rng.normal(size=sets) > critical * errors)
     assert power == pytest.approx(0.8, abs=0.03)
-    assert samples_needed(0.1, 1, comparisons=pairs, freedom=freedom) == pytest.approx(
-        (gap / 0.1) ** 2, rel=1e-3
-    )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, t
 
 from fedmerit.errors import ReportError
-from fedmerit.scoring.sampling import resolvable_gap, samples_needed, spread_factors, student_quantile
+from fedmerit.scoring.sampling import resolvable_gap, spread_factors, student_quantile
 from fedmerit.scoring.types import Scores
 from fedmerit.scoring.uncertainty import (
     MOST_GROUPS,
@@ -221,7 +221,7 @@ def test_intervals_of_n_clients_form_at_most_n_groups_quickly():
     better = (raw - reach)[:, None] > (raw + reach)[None, :]
     start = time.process_time()
     found = largest_groups(better, np.argsort(-raw).tolist())
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 60  # subset by subset it would not end
     assert 100 < len(found) <= 1000
     assert {i for group in found for i in group} == set(range(1000))
 
@@ -264,25 +264,13 @@ def test_rank_intervals_cover_simultaneously(correlation):
         assert np.mean([covered(independent(scored(raw, [0.2] * 7))) for raw in draws]) >= 0.93
 
 
-def test_samples_needed_by_hand():
+def test_the_resolvable_gap_by_hand():
     # (1.959964 + 0.841621)^2 = 7.84888
-    assert samples_needed(1, 1) == 8
-    assert samples_needed(0.01, 1) == 78489
-    assert samples_needed(0.01, 1, power=0.5) == 38415  # z(.5) = 0: 1.959964^2
+    assert resolvable_gap(78488.8, 1) == pytest.approx(0.01)
+    assert resolvable_gap(38414.6, 1, power=0.5) == pytest.approx(0.01)  # z(.5) = 0: 1.959964^2
+    assert resolvable_gap(400, 3, power=0.5) == pytest.approx(3 * 1.959964 / 20)
     # Bonferroni over 36 pairs: z(1 - .05/72) = 3.19753
-    assert samples_needed(0.01, 1, comparisons=36) == pytest.approx(
-        (z(1 - 0.05 / 72) + z(0.8)) ** 2 * 1e4, abs=1
-    )
-
-
-@given(
-    st.integers(10, 10**6), st.floats(0.01, 10), st.floats(0.5, 0.99), st.floats(0.6, 0.999),
-    st.integers(1, 99),
-)  # fmt: skip
-def test_gap_and_samples_are_inverse(m, sd, power, level, comparisons):
-    options = {"power": power, "level": level, "comparisons": comparisons}
-    gap = resolvable_gap(m, sd, **options)
-    assert abs(samples_needed(gap, sd, **options) - m) <= 1
+    assert resolvable_gap(1, 1, comparisons=36) == pytest.approx(z(1 - 0.05 / 72) + z(0.8))
 
 
 def test_tails_too_thin_for_one_minus_them():

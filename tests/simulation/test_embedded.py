@@ -48,7 +48,7 @@ def test_a_run_writes_the_documented_files_and_scores(rehearsed):
     assert [one["round"] for one in content["rounds"]] == [1, 2]
     first = content["rounds"][0]
     assert first["participants"] == content["clients"]
-    assert set(first["scores"]) == {"LOO", "IOI", "ALPHA", "FP", "EE", "SURPLUS", "COS", "PHI"}
+    assert set(first["scores"]) == {"LOO", "IOI", "ALPHA", "FP", "EE", "SURPLUS", "COS"}
     assert {"alone", "without", "se_loo", "se_ioi", "se_alpha_total", "cosine"} < set(first["reports"])
     assert "samples" not in first["reports"]  # nobody asked for disclosure
     one, two = read(folder / "scores.json")

@@ -1,6 +1,5 @@
 """Own data, model, loss and metric: what is measured and paid, and what every mistake is told."""
 
-import csv
 import importlib.util
 import math
 import sys
@@ -256,14 +255,6 @@ def test_one_logit_is_that_of_two_classes():
 # --- whole runs
 
 
-def test_a_regression_is_settled_and_its_errors_fall(own, tmp_path):
-    raw = settings(data={"options": {"n": 80}}, scoring={"method": "both"})
-    run(from_dict(raw), tmp_path / "run")
-    rounds = fm.read(tmp_path / "run" / "scores.json")
-    assert rounds[0].clients == ("North", "South", "West")
-    assert rounds[-1].grand > rounds[0].empty
-
-
 @pytest.mark.parametrize("name", ["auc", "whole:my_own:median_error"])
 def test_a_metric_of_the_whole_set_is_reported_with_errors(own, tmp_path, name):
     training = {"loss": "binary", "optimiser": "sgd", "lr": 0.1}
@@ -420,19 +411,13 @@ GUIDE = Path(__file__).parents[2] / "examples" / "bring-your-own"
 CLINICS = ("Abbey", "Bridge", "Castle", "Dale", "Elm")
 
 
-def guide(folder, permuted="", **sections):
-    """The guide's regression; the answers of one clinic's patients are exchanged among them."""
+def guide(folder, exchanged="", **sections):
+    """The guide's regression; the answers of one clinic's patients may be exchanged among them."""
     spec = importlib.util.spec_from_file_location("progression", GUIDE / "progression.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with mock.patch.dict(sys.modules, {"sklearn": None, "sklearn.datasets": None}):  # the made-up patients
-        module.main(folder / "progression.csv")
-    head, *rows = csv.reader((folder / "progression.csv").read_text().splitlines())
-    at = [i for i, row in enumerate(rows) if row[0] == permuted]
-    for i, value in zip(at, np.random.default_rng(5).permutation([rows[i][1] for i in at]), strict=True):
-        rows[i][1] = value
-    with (folder / "progression.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([head, *rows])
+        module.main(folder / "progression.csv", exchanged)
     raw = tomllib.loads((GUIDE / "progression.toml").read_text())
     raw["data"]["path"] = str(folder / "progression.csv")
     raw["secure_aggregation"] = {"enabled": False}
@@ -444,7 +429,9 @@ def test_a_clinic_with_exchanged_answers_is_last_whichever_it_is(tmp_path):
     for clinic in CLINICS:
         (tmp_path / clinic).mkdir()
         run(guide(tmp_path / clinic, clinic), tmp_path / clinic / "run")
-        ranks[clinic] = Facts(read_source(tmp_path / clinic / "run")).standing[clinic].rank
+        standing = Facts(read_source(tmp_path / clinic / "run")).standing[clinic]
+        ranks[clinic] = standing.rank
+        assert clinic != "Dale" or standing.share < 0.05  # as docs/bring-your-own.md says
     assert sum(rank == 5 for rank in ranks.values()) >= 4, ranks  # with plain outputs, 2 of 5
     assert min(ranks.values()) >= 4
 

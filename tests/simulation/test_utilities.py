@@ -22,9 +22,9 @@ from fedmerit.simulation.utilities import (
     check_kind,
     evaluate,
     look_like_probabilities,
-    metric_of,
     resolve,
     resolve_all,
+    values_of,
 )
 from networks import module_of
 from raising import raises
@@ -217,8 +217,8 @@ def test_probabilities_are_measured_as_their_logits_are(outputs):
     for name in NAMES:
         np.testing.assert_allclose(found[name], expected[name], atol=2e-5, err_msg=name)
     for name in ("auc", "f1"):
-        right = metric_of(probabilities, x, y, resolve(name, probabilities=True))
-        assert right == pytest.approx(metric_of(logits, x, y, resolve(name)), abs=1e-6)
+        right = values_of(probabilities, x, y, [resolve(name, probabilities=True)])
+        assert right == pytest.approx(values_of(logits, x, y, [resolve(name)]), abs=1e-6)
     silent = evaluate(probabilities, x, y, resolve_all(NAMES))  # read as logits
     assert np.abs(silent["expected-accuracy"] - expected["expected-accuracy"]).max() > 0.1
 

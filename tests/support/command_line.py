@@ -22,11 +22,11 @@ local_epochs = 1
 """
 
 
-def call(*arguments):
+def call(*arguments, given=None):
     """Run a command here, and return its result; our errors are in it as they were raised."""
     from fedmerit.cli import app
 
-    return CliRunner().invoke(app, [str(one) for one in arguments])
+    return CliRunner().invoke(app, [str(one) for one in arguments], input=given)
 
 
 def shell(*arguments, columns=80, **env):

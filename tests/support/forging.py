@@ -6,10 +6,10 @@ from contextlib import suppress
 
 from fedmerit.errors import LedgerError
 from fedmerit.identity import SERVER, canonical, content, exact, load_key
-from fedmerit.ledger.chain import START, Ledger, exported, link
-from fedmerit.ledger.rounds import after_round, sees
+from fedmerit.ledger.chain import START, Ledger, link
+from fedmerit.ledger.rounds import after_round
 from fedmerit.storage.recorder import score_files, scores_document
-from runs import config_of, rounds_of
+from runs import config_of, copied, records_of, rounds_of
 
 
 def body_of(record):
@@ -24,8 +24,7 @@ def written(home, tell, keys=None, anew=(2,)):
     """
     folder = home / "run"
     keys = {SERVER: load_key(folder / "keys" / "server.pem"), **(keys or {})}
-    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
-        records = list(ledger.records())
+    records = records_of(folder)
     (folder / "ledger.sqlite").unlink()
 
     def add(author, kind, body, signature=b""):
@@ -50,10 +49,7 @@ def written(home, tell, keys=None, anew=(2,)):
 
 def copy_for(home, name, *, own=False):
     """A copy of the ledger; of a member's own part alone where the run has such."""
-    path = home / f"{name}.jsonl"
-    with Ledger(home / "run" / "ledger.sqlite", read_only=True) as ledger:
-        path.write_bytes(b"".join(exported(ledger, sees(name)) if own else exported(ledger)))
-    return path
+    return copied(home / "run", home / f"{name}.jsonl", *([name] if own else ()))
 
 
 def anew(records, keys, at=0, body=None):

@@ -10,6 +10,7 @@ from fedmerit.identity import SERVER, content, load_key
 from fedmerit.ledger.chain import Ledger
 from fedmerit.protocol.pool import Pool
 from fedmerit.protocol.terms import FLOWER, proposed
+from runs import records_of
 
 
 def cut(path, last):
@@ -41,8 +42,7 @@ def written_anew(folder, edit, *, signed=True, times=lambda record: 1):
     followed where no member signed them. ``times`` says how often a record is written.
     """
     keys = Keys(folder / "keys") if signed else None
-    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
-        records = list(ledger.records())
+    records = records_of(folder)
     (folder / "ledger.sqlite").unlink()
     heads = {}
     with Ledger(folder / "ledger.sqlite") as ledger, ledger.transaction():

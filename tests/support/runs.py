@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 from fedmerit.config import recorded
 from fedmerit.errors import LedgerError
-from fedmerit.ledger.chain import Copy, Ledger
+from fedmerit.ledger.chain import Copy, Ledger, exported
 from fedmerit.ledger.chain import verified as verified_records
+from fedmerit.ledger.rounds import sees
 from fedmerit.ledger.run import _Fold, replay
 from fedmerit.protocol.outcome import Report, Round
 from fedmerit.report.source import source_of
@@ -35,6 +36,13 @@ def rounds_in(folder):
     """The closed rounds in a folder's ledger."""
     with ledger_of(folder) as ledger:
         return rounds_of(ledger)
+
+
+def copied(folder, path, shown=lambda record: True):
+    """A copy of a folder's ledger: whole, what a member sees, or bodies for which ``shown`` is true."""
+    with ledger_of(folder) as ledger:
+        path.write_bytes(b"".join(exported(ledger, sees(shown) if isinstance(shown, str) else shown)))
+    return path
 
 
 def run_in(folder):

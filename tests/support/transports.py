@@ -325,62 +325,8 @@ class FlowerTask:
         return Lossy({node: self.client(name) for node, name in self.nodes.items()}, configs)
 
 
-# --------------------------------------------------------------------------------------------- deployment
-
-
-class Deployment:
-    """Processes on 127.0.0.1, with the app of the tests of Flower. Who is lost is killed (-9)."""
-
-    def cannot(self, scenario: Scenario) -> str:
-        lost = scenario.lost
-        plain = Scenario(weights=scenario.weights, lost=lost)
-        if scenario != plain or scenario.weights == "roster":
-            return "the deployed app has four members, two rounds and no settings but its weights"
-        if lost and (len(lost) > 1 or lost[0][1:] != (scenario.rounds, "check")):
-            return (
-                "a process is killed when its masked update of the last round has left: at no other moment "
-                "can the outside tell where it is, and none is started again"
-            )
-        return ""
-
-    def run(self, scenario: Scenario, home: Path) -> Ran:
-        from fedmerit.errors import FedmeritError
-        from loopback import Loopback
-        from loopback.processes import HANG, wait_for
-
-        make_keys(home, scenario)
-        roster, out = home / "roster.toml", home / "run"
-        nodes = {
-            name: {"name": name, "fedmerit-key": str(home / f"{name}.pem"), "fedmerit-roster": str(roster)}
-            for name in scenario.names
-        }
-        threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        victims = tuple(name_of(i) for i, _, _ in scenario.lost)
-        with Loopback(home / "federation", nodes, threads) as federation:
-            config = {"roster": str(roster), "out": str(out), "patience": HANG, "join": HANG}
-            run = federation.submit(HERE / "contract_app", {**config, "weights": scenario.weights})
-
-            def goes_on():
-                federation.check()
-                if run.over:
-                    raise FedmeritError(f"the run is over already:\n{run.output[-3000:]}")
-
-            for name in victims:
-                wait_for(
-                    f"{name} sends its last masked update",
-                    lambda name=name: federation.sent(name, "train") == scenario.rounds,
-                    alive=goes_on,
-                )
-                federation.kill(name)
-            run.wait()
-        ran = Ran(out, dead=victims)
-        ran.heads = {name: path for name, path in kept(home, ran).items() if name not in victims}
-        return ran
-
-
 WAYS: dict[str, Way] = {
     "linear": Linear(),
     "local": Local(),
     "grid": InProcessGrid(),
-    "deployment": Deployment(),
 }

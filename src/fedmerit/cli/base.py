@@ -218,7 +218,11 @@ def on_disk(path: Path) -> Iterator[Path]:
         ending = ".xlsx" if data[:2] == b"PK" else ".json" if data.lstrip()[:1] in (b"{", b"[") else ".csv"
         file = Path(home) / f"standard-input{ending}"
         file.write_bytes(data)
-        yield file
+        try:
+            yield file
+        except FedmeritError as error:
+            error.args = (str(error.args[0]).replace(str(file), "standard input"), *error.args[1:])
+            raise
 
 
 def fail(message: str) -> NoReturn:

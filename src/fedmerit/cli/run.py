@@ -18,7 +18,7 @@ from fedmerit.config import SCHEMA, Config, asked_for, of_folder, written
 from fedmerit.errors import ConfigError, DataError, FedmeritError, MissingExtra, StoreError
 from fedmerit.ledger.chain import LEDGER
 from fedmerit.ledger.run import Run
-from fedmerit.notes import Note, words
+from fedmerit.notes import Note, install, words
 
 # ------------------------------------------------------------------------------------------------ the page
 
@@ -42,7 +42,8 @@ def page(
 ) -> None:
     """Write one HTML page that anybody can open: who contributed what, how sure that is, who is paid what.
 
-    SOURCE is a run folder, or a file of reports (.csv, .xlsx or .json).
+    SOURCE is a run folder, a file of reports (.csv, .xlsx or .json), or with --out - for a file on standard
+    input.
     """
     from fedmerit.notes import speaking
     from fedmerit.report.page.html import check_target, facts_of, page_path, render, source_id
@@ -50,9 +51,12 @@ def page(
     from fedmerit.storage.run_folder import write
 
     heading = heading_of(currency, title=title, date=date)
+    if str(source) == "-" and out_ is None:
+        fail("-: expected --out FILE.html, because standard input has no name")
     target = out_ or (source if source.is_dir() else source.with_suffix(".html"))
     with speaking(language or "en"), counting(err, "page", 2) as done:
-        facts = facts_of(source, form=form_of(), heading=heading)
+        with base.on_disk(source) as there:
+            facts = facts_of(there, form=form_of(), heading=heading)
         done()
         if out_ is None and facts.source.run is not None and _renewed(source, facts.source.run):
             facts = facts_of(source, heading=heading)
@@ -139,7 +143,9 @@ def _repeat(config: Config, folder: Path, count: int, *, resume: bool) -> None:
         write_file(folder / PAGE, render_comparison(found).encode())
         out.print(words("file.comparison", path=folder / PAGE))
     else:
-        out.print(words("file.install-comparison", folder=folder, path=folder / PAGE))
+        out.print(
+            words("file.install-comparison", install=install("page"), folder=folder, path=folder / PAGE)
+        )
 
 
 @app.command()
@@ -354,7 +360,7 @@ def _engine() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "safetensors"):
             raise
-        raise MissingExtra("running a federation needs: pip install 'fedmerit[engine]'") from error
+        raise MissingExtra.of("running a federation needs", "engine") from error
 
 
 # --------------------------------------------- the demo's settings, and a config file that explains itself

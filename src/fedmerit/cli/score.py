@@ -81,7 +81,7 @@ def score(
 
     SOURCE is a file of reports (.csv, .xlsx or .json), a run folder, or - for a file on standard input.
     """
-    from fedmerit.report.exports import scores_as, scores_workbook
+    from fedmerit.report.exports import origin_text, scores_as, scores_workbook
     from fedmerit.report.facts import Facts
     from fedmerit.report.source import read_source
     from fedmerit.report.terminal import print_facts, print_truth, tell_notes, tell_planted, warn
@@ -109,7 +109,7 @@ def score(
         if out_ is None:
             write(scores_as(source, format))
         else:
-            _write_workbook(out_, scores_workbook(facts))
+            _write_workbook(out_, scores_workbook(facts, origin_text(file, "")))
         warn(err, [*([source.unsettled] if source.unsettled else []), *facts.doubts])
         tell_notes(err, source.notes)
 
@@ -230,13 +230,13 @@ def rewards(
     A run is paid by the terms in its settings, which its members signed. Options that ask for
     others make the decision a departure, which is recorded and told first.
 
-    SOURCE is a file of reports (.csv, .xlsx or .json), or a run folder, which gets the record and the
-    statements. Members who never reported are paid nothing.
+    SOURCE is a file of reports (.csv, .xlsx or .json), - for a file on standard input, or a run folder, which
+    gets the record and the statements. Members who never reported are paid nothing.
     """
     from fedmerit.files.sheets import sheet_text
     from fedmerit.ledger.decisions import departs
     from fedmerit.notes import speaking
-    from fedmerit.report.exports import payouts_workbook
+    from fedmerit.report.exports import origin_text, payouts_workbook
     from fedmerit.report.facts import Facts
     from fedmerit.report.payment import propose, score_to_pay
     from fedmerit.report.source import read_source
@@ -246,7 +246,8 @@ def rewards(
 
     _check_out(out_, format)
     heading = heading_of(currency, title=title, date=date, contact=contact, objections=objections)
-    source = read_source(file, utility, form=form_of(), missing=missing)
+    with base.on_disk(file) as there:
+        source = read_source(there, utility, form=form_of(), missing=missing)
     paid_by = score_to_pay(source, score)
     _check_score(paid_by, source)
     facts = Facts(source, score=paid_by)
@@ -270,7 +271,8 @@ def rewards(
         tell_notes(err, source.notes)
         if out_ is not None:
             with speaking(language or "en"):
-                _write_workbook(out_, payouts_workbook(found))
+                origin = origin_text(file, heading.date)
+                _write_workbook(out_, payouts_workbook(found, origin))
         elif format == "json":
             write_json(found.as_dict())
         else:

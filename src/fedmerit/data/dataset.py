@@ -318,7 +318,7 @@ def pillow() -> ModuleType:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingExtra("reading image files needs Pillow: pip install 'fedmerit[data]'") from error
+        raise MissingExtra.of("image files need", "data") from error
     return Image
 
 

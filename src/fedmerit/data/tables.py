@@ -218,7 +218,6 @@ class _Table:
 
     @property
     def path(self) -> Path:
-        """The file."""
         return self.sheet.path
 
     def at(self, row: int) -> str:

@@ -20,6 +20,7 @@ from fedmerit.files.sheets import sheet_text
 from fedmerit.notes import digits_for, formatted, signed, words
 from fedmerit.scoring.accumulate import Missing, totals_of
 from fedmerit.scoring.amounts import Payouts
+from fedmerit.scoring.panel import Panel
 from fedmerit.scoring.rewards import Shares
 from fedmerit.scoring.scores import SCORES, scores_of
 from fedmerit.scoring.types import SHOWN, Reports, Scores, Vector
@@ -92,23 +93,6 @@ def round_object(reports: Reports) -> dict[str, Any]:
         "scores": {name: score and _numbers(score.values) for name, score in scores.items()},
         "status": {name: score.status for name, score in scores.items() if score and name in ("FP", "EE")},
     }
-
-
-def add_phi(
-    content: dict[str, Any], total: Scores | None, rounds: Mapping[int, tuple[Scores, Mapping[str, Any]]]
-) -> None:
-    """Add PHI to a document: its sum, and per round its values and what is known beside them."""
-    if total is not None:
-        content["cumulative"]["PHI"] = _spread(total.values, total, content["clients"])
-        if total.stderr is not None:
-            content.setdefault("stderr", {})["PHI"] = _spread(total.stderr, total, content["clients"])
-    for entry in content["rounds"]:
-        if entry["round"] in rounds:
-            scores, beside = rounds[entry["round"]]
-            phi = {"phi": _numbers(scores.values), "stderr": _numbers(scores.stderr)}
-            entry["phi"] = {"participants": list(scores.clients), **phi, **beside}
-            if entry["scores"] is not None:
-                entry["scores"]["PHI"] = _spread(scores.values, scores, entry["participants"])
 
 
 def as_json(content: Mapping[str, Any]) -> str:
@@ -226,7 +210,7 @@ def frame_of(columns: Mapping[str, Sequence[Any]]) -> Any:
     try:
         import pandas
     except ImportError as error:
-        raise MissingExtra("a frame needs: pip install 'fedmerit[pandas]'; to_csv() needs nothing") from error
+        raise MissingExtra.of("a frame needs", "pandas", "to_csv() needs nothing") from error
     return pandas.DataFrame(columns)
 
 
@@ -307,10 +291,7 @@ def shares_plot(shares: Shares) -> Any:
 
 def _bars(rows: dict[str, dict[str, Any]], order: Sequence[str], of: str, title: str, **axis: Any) -> Any:
     """Return bars with whiskers; names are data, so none is read as an expression."""
-    try:
-        import altair
-    except ImportError as error:
-        raise MissingExtra("a plot needs: pip install 'fedmerit[plot]'; to_csv() needs nothing") from error
+    altair = _altair()
     first = [rows[name] for name in order[:MOST_ROWS]]
     base = altair.Chart(altair.InlineData(values=first))
     y = altair.Y("client", type="nominal", sort=None, title=None, axis=altair.Axis(labelLimit=300))
@@ -323,7 +304,34 @@ def _bars(rows: dict[str, dict[str, Any]], order: Sequence[str], of: str, title:
     )
 
 
+def panel_plot(found: Panel) -> Any:
+    """Return an Altair chart with a row per client and a column per judge; help is blue, and harm is red."""
+    altair, names = _altair(), found.clients[:MOST_ROWS]
+    cells = [
+        {"client": name, "judge": judge, "value": value}
+        for name, row in zip(names, found.matrix.tolist(), strict=False)
+        for judge, value in zip(names, row, strict=False)
+    ]
+    color = altair.Color(
+        "value", type="quantitative", title=None, scale=altair.Scale(scheme="redblue", domainMid=0)
+    )
+    return altair.Chart(altair.InlineData(values=cells)).mark_rect().encode(
+        x=altair.X("judge", type="nominal", sort=None),
+        y=altair.Y("client", type="nominal", sort=None),
+        color=color,
+        tooltip=["client:N", "judge:N", "value:Q"],
+    )  # fmt: skip
+
+
+def _altair() -> Any:
+    try:
+        import altair
+    except ImportError as error:
+        raise MissingExtra.of("a plot needs", "plot", "to_csv() needs nothing") from error
+    return altair
+
+
 SHOWN.update(
     to_pandas=lambda scores: frame_of(scores_columns(scores)), to_csv=_scores_csv, scores_html=scores_html,
-    scores_plot=scores_plot, shares_plot=shares_plot, payouts_html=payouts_html,
+    scores_plot=scores_plot, shares_plot=shares_plot, panel_plot=panel_plot, payouts_html=payouts_html,
 )  # fmt: skip

@@ -45,11 +45,16 @@ class FileRound:
 
     given: dict[str, Any]
     where: str  # place of the whole round in the file
-    places: Mapping[str, str] = field(default_factory=dict)  # that of each client, in a table
+    lines: Mapping[str, _Line] = field(default_factory=dict)  # that of each client, in a table
 
-    def where_of(self, client: str | None) -> str:
-        """Return where a client's value is in the file; None stands for a value of the whole round."""
-        return self.places.get(client or "", next(iter(self.places.values()), self.where))
+    def fail(self, path: Path, error: ReportError) -> NoReturn:
+        """Raise FileFormatError that says where in the file a round is wrong, by its cell if there is one."""
+        if not self.lines:  # the place already names the round
+            fail(path, self.where, error.problem)
+        if isinstance(error, ValueRefused):
+            first, *_ = self.lines.values()
+            self.lines.get(error.client or "", first).fail(str(error), error.field)
+        fail(path, self.where, str(error))
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,8 @@ def read(
 ) -> list[Reports]:
     """Return the reports of all rounds in a ``.csv``, ``.xlsx`` or ``.json`` file, in order of the rounds.
 
-    `fedmerit.load` reads run folders, with all else that is in them.
+    `fedmerit.load` reads run folders, with all else that is in them. Notes on how a file was understood are
+    beside the reports that `fedmerit.files.reports.read_content` returns.
 
     Args:
         path: of the file; or a frame of pandas or polars with the columns of a table.
@@ -94,7 +100,7 @@ def read_content(
     path: str | Path | Any, *, utility: str | None = None, form: SheetForm = FOUND_OUT
 ) -> ReportFile:
     """Return the reports of a file, as `read` does, with the clients that it lists and notes on it."""
-    frame = path if hasattr(path, "columns") else None
+    frame = path if hasattr(path, "shape") and hasattr(path, "columns") else None  # a lazy one has no shape
     if frame is None and not isinstance(path, str | Path):
         raise InputError(f"expected the path of a file of reports, or a frame, got {type(path).__name__}")
     path = Path(path if frame is None else "the frame")
@@ -133,19 +139,17 @@ def _reports(path: Path, entry: FileRound, utility: str | None) -> Reports:
         fail(path, entry.where, f"the file says utility {fields['utility']!r}, asked for {utility!r}")
     try:
         reports = Reports(**fields)
+        _check_unit(reports)
     except ReportError as error:
-        where = entry.where_of(error.client) if isinstance(error, ValueRefused) else entry.where
-        problem = str(error) if entry.places else error.problem  # else ``where`` already names the round
-        raise FileFormatError(f"{path}: {where}: {problem}") from error
-    _check_unit(path, reports)
+        entry.fail(path, error)
     return reports
 
 
 # ----------------------------------------------------------------------------------------------- all rounds
 
 
-def _check_unit(path: Path, reports: Reports) -> None:
-    """Raise FileFormatError if some columns of a round are in percent and the others are not.
+def _check_unit(reports: Reports) -> None:
+    """Raise ValueRefused if some columns of a round are in percent and the others are not.
 
     Contributions would then add up to half the gain per member, whatever the members did.
     """
@@ -153,9 +157,11 @@ def _check_unit(path: Path, reports: Reports) -> None:
     parts = (*reports.alone.tolist(), *reports.without.tolist())
     for small, large, columns in ((parts, ends, "empty and grand"), (ends, parts, "alone and without")):
         if min(small) >= 0 and max(small) <= 1 < min(large) and min(large) > PERCENT * max(small):
-            fail(path, f"round {reports.round}",
-                 f"{columns} are {min(large):g} or more, but the other two columns are {max(small):g} or "
-                 "less: expected one unit in all four, such as 0.81 for 81%")  # fmt: skip
+            apart = f"{min(large):g} or more, but the other two columns are {max(small):g} or less"
+            raise ValueRefused(
+                f"{columns} are {apart}: expected one unit in all four, such as 0.81 for 81%",
+                field=columns.partition(" ")[0], round=reports.round,
+            )  # fmt: skip
 
 
 def _check_order(path: Path, rounds: Sequence[Reports]) -> None:
@@ -362,11 +368,11 @@ class _Line:
     def text(self, column: str) -> str:
         return self.cells.get(column, "")
 
-    def fail(self, problem: str, column: str = "") -> NoReturn:
-        self.sheet.fail(self.number, problem, column)
+    def fail(self, problem: str, column: str, how: str = "mend") -> NoReturn:
+        self.sheet.fail(self.number, f"{problem}: {how} cell {self.sheet.cell(self.number, column)}", column)
 
     def missing(self, what: str, column: str) -> NoReturn:
-        self.fail(f"{what} is missing: fill in cell {self.sheet.cell(self.number, column)}", column)
+        self.fail(f"{what} is missing", column, "fill in")
 
     def value(self, column: str, text: str | None = None) -> float:
         """Return the number in a cell, or in a part of its text; raise FileFormatError if it holds none."""
@@ -414,21 +420,21 @@ def _rounds_of_table(sheet: Sheet) -> tuple[list[FileRound], tuple[Note, ...]]:
 def _round_of_lines(number: int, lines: Sequence[_Line]) -> FileRound:
     where, word = f"round {number}", lines[0].sheet.line
     given: dict[str, Any] = {"round": number, **_shared(where, lines)}
-    places: dict[str, str] = {}
+    named: dict[str, _Line] = {}
     for line in lines:
         client = line.text("client")
         if not client:
-            line.fail(f"{where}: the client has no name", "client")
-        if client in places:
-            line.fail(f"{where}: client {client!r} is already on {places[client]}", "client")
-        places[client] = f"{word} {line.number}"
+            line.missing(f"{where}: the name of the client", "client")
+        if client in named:
+            line.fail(f"{where}: client {client!r} is already on {word} {named[client].number}", "client")
+        named[client] = line
     reported = [line for line in lines if not line.is_silent(where)]
     first, last = lines[0].number, lines[-1].number
     place = f"{word} {first}" if first == last else f"{word}s {first}-{last}"
     if not reported:
         fail(lines[0].sheet.path, place, f"{where}: every client is silent")
     given["clients"] = [line.text("client") for line in reported]
-    given["silent"] = [name for name in places if name not in given["clients"]]
+    given["silent"] = [name for name in named if name not in given["clients"]]
     for name in VECTORS:
         if name in REQUIRED or any(line.text(name) for line in reported):
             nullable = name == "cosine"
@@ -437,7 +443,7 @@ def _round_of_lines(number: int, lines: Sequence[_Line]) -> FileRound:
         given["sketch"] = [
             [line.value("sketch", part) for part in line.text("sketch").split() or [""]] for line in reported
         ]
-    return FileRound(given, place, places)
+    return FileRound(given, place, named)
 
 
 def _shared(where: str, lines: Sequence[_Line]) -> dict[str, Any]:

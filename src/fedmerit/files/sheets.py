@@ -312,12 +312,12 @@ def _columns(sheet: Sheet, expected: Expected) -> tuple[tuple[str, ...], list[No
         more = f" and optionally {', '.join(sorted(expected.optional))}" if expected.optional else ""
         asked = f": did you mean {almost!r} by {name!r}?" if almost else ""
         sheet.fail(sheet.header, f"{problem}; expected {', '.join(expected.required)}{more}; "
-                   f"got {', '.join(headings)!r:.120}{asked}")  # fmt: skip
+                   f"got {', '.join(headings)!r:.120}{asked}", name)  # fmt: skip
     for name in columns:
         if name and columns.count(name) > 1:
             said = [heading for heading, one in zip(headings, columns, strict=True) if one == name]
             written = "" if {*said} == {name} else f", as {' and as '.join(map(repr, said))}"
-            sheet.fail(sheet.header, f"column {name!r} appears twice{written}")
+            sheet.fail(sheet.header, f"column {name!r} appears twice{written}", said[-1])
     pairs = zip(headings, columns, strict=True)
     renamed = [pair for pair in pairs if pair[0].casefold() != pair[1].casefold()]
     return tuple(columns), [
@@ -612,6 +612,7 @@ def _check_numbers(sheet: Sheet, columns: Collection[str]) -> bool:
     Of other text, whoever needs the number complains. A column is in percent as a whole, or not at all.
     """
     first: dict[tuple[str, bool], _Cell] = {}
+    count: Counter[tuple[str, bool]] = Counter()
     for line, row in sheet.rows:
         for name in row.keys() & columns:
             text = row[name]
@@ -619,11 +620,14 @@ def _check_numbers(sheet: Sheet, columns: Collection[str]) -> bool:
                 if problem := _no_number(text):
                     _refuse(sheet, (line, name, text), problem)
             elif text.strip("0.,"):  # 0 is 0 %
-                first.setdefault((name, _in_percent(text)), (line, name, text))
+                count[kind := (name, _in_percent(text))] += 1
+                first.setdefault(kind, (line, name, text))
     for (name, percent), cell in first.items():
-        if percent and (other := first.get((name, False))):
-            _refuse(sheet, cell, f"is in percent, but cell {sheet.cell(*other[:2])} is not: expected percent "
-                    "signs in all cells of a column, or in none of them")  # fmt: skip
+        other = first.get((name, not percent))
+        if other and (count[name, percent], not percent) < (count[name, not percent], percent):
+            is_, is_not = ("is", "is not") if percent else ("is not", "is")
+            _refuse(sheet, cell, f"{is_} in percent, but cell {sheet.cell(*other[:2])} {is_not}: expected "
+                    "percent signs in all cells of a column, or in none of them")  # fmt: skip
     return any(percent for _, percent in first)
 
 

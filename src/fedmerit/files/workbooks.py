@@ -46,7 +46,6 @@ MOST_CELLS = 5_000_000
 """Cells of the largest sheet, with the empty ones before the last of a row."""
 MOST_PARTS = 10_000
 """Files in the largest workbook."""
-NEEDS = "workbooks (.xlsx) need: pip install 'fedmerit[xlsx]'; CSV needs nothing"
 
 
 def read_workbook(path: Path, expected: Expected, form: SheetForm) -> Sheet:
@@ -58,7 +57,7 @@ def read_workbook(path: Path, expected: Expected, form: SheetForm) -> Sheet:
     try:
         from openpyxl import load_workbook
     except ImportError as error:
-        raise MissingExtra(NEEDS) from error
+        raise MissingExtra.of("workbooks (.xlsx) need", "xlsx", "CSV needs nothing") from error
     with _own_errors(path), ZipFile(BytesIO(data)) as archive:
         _check_parts(path, archive)
         book = load_workbook(BytesIO(data), read_only=True, data_only=True, keep_links=False)
@@ -257,10 +256,33 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """How a text begins that spreadsheet programs may take for a formula."""
 
 
-def workbook(tables: Mapping[str, Iterable[Sequence[Any]]], *, notes: Sequence[int] = ()) -> bytes:
+SHARE, PART, WHOLE = "0.00%", "0%", "0"
+"""How numbers look: shares, parts of rounds, ranks."""
+
+
+def decimals(count: int, whole: str = "0") -> str:
+    """Return how numbers with so many decimals look.
+
+    >>> decimals(4), decimals(2, "#,##0"), decimals(0)
+    ('0.0000', '#,##0.00', '0')
+    """
+    return f"{whole}.{'0' * count}" if count else whole
+
+
+class Total(tuple[Any, ...]):
+    """A row that adds up those above it."""
+
+
+def workbook(
+    tables: Mapping[str, Iterable[Sequence[Any]]],
+    *,
+    forms: Mapping[str, Sequence[str]] | None = None,
+    notes: Sequence[int] = (),
+) -> bytes:
     """Return tables as the sheets of a workbook, by title; the first row of each is its header.
 
-    No text is a formula or a link. Rows with a number in ``notes`` are set in grey, as words for people.
+    No text is a formula or a link. ``forms`` holds how the numbers of each column look, by title. Rows with a
+    number in ``notes`` are set in grey, as words for people, and so is a sheet of a single column.
     """
     try:
         from openpyxl import Workbook
@@ -268,19 +290,22 @@ def workbook(tables: Mapping[str, Iterable[Sequence[Any]]], *, notes: Sequence[i
         from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
         from openpyxl.styles import Alignment, Font
     except ImportError as error:
-        raise MissingExtra(NEEDS) from error
+        raise MissingExtra.of("workbooks (.xlsx) need", "xlsx", "CSV needs nothing") from error
 
-    def written(value: Any, row: int) -> Any:
+    def written(value: Any, row: int, form: str, *, bold: bool, words: bool) -> Any:
         if text := isinstance(value, str):
             value = ILLEGAL_CHARACTERS_RE.sub(lambda found: f"\\x{ord(found[0]):02x}", value)
         cell = WriteOnlyCell(sheet, value)
         if text:
             cell.data_type = "s"  # also of what openpyxl takes for a formula or an error
             cell.quotePrefix = value[:1] in FORMULA  # so it stays text when somebody edits it
-        if row == 1:
+        elif form and row > 1:
+            cell.number_format = form
+        if bold:
             cell.font = Font(bold=True)
         elif row in notes:
             cell.font = Font(italic=True, color="00666666")
+        if words or row == 1 or row in notes:
             cell.alignment = Alignment(wrap_text=True, vertical="top")
         return cell
 
@@ -288,10 +313,16 @@ def workbook(tables: Mapping[str, Iterable[Sequence[Any]]], *, notes: Sequence[i
     for title, rows in tables.items():
         sheet = book.create_sheet(title)
         sheet.freeze_panes = "A2"
-        for place in range(16):
-            sheet.column_dimensions[letters(place)].width = 22
-        for number, row in enumerate(rows, start=1):
-            sheet.append([written(value, number) for value in row])
+        lines = [*rows]
+        columns = len(lines[0])
+        for place in range(columns):
+            sheet.column_dimensions[letters(place)].width = 110 if columns == 1 else 22
+        shown = [*(forms or {}).get(title, ()), *[""] * columns]
+        for number, row in enumerate(lines, start=1):
+            style = {"bold": number == 1 or isinstance(row, Total), "words": columns == 1}
+            sheet.append(
+                [written(value, number, form, **style) for value, form in zip(row, shown, strict=False)]
+            )
     target = BytesIO()
     book.save(target)
     return target.getvalue()

@@ -39,5 +39,5 @@ def __getattr__(name: str) -> Any:
             except ModuleNotFoundError as error:
                 if (error.name or "").partition(".")[0] != "flwr":
                     raise
-                raise MissingExtra("Flower is needed here: pip install 'fedmerit[flower]'") from error
+                raise MissingExtra.of("this needs Flower", "flower") from error
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

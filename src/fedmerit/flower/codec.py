@@ -63,7 +63,6 @@ class Shape:
 
     @property
     def vector(self) -> Model:
-        """The model as one vector."""
         return self.flatten(self.arrays)
 
     def read(self, record: ArrayRecord) -> Model:

@@ -90,7 +90,6 @@ class Record:
 
     @property
     def commitment(self) -> bytes:
-        """The hash of the body."""
         return self.withheld or commitment(self.body)
 
     @property
@@ -100,7 +99,6 @@ class Record:
 
     @property
     def name(self) -> str:
-        """The record's name in messages."""
         return f"record {self.seq} ({self.kind} by {self.author})"
 
 
@@ -206,7 +204,6 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
         self._db.close()
 
     @contextmanager
@@ -440,12 +437,10 @@ class Copy:
         self._records = [self._read(number, line) for number, line in enumerate(lines, start=1)]
 
     def records(self, kind: str | None = None) -> Iterator[Record]:
-        """Return all records in order, or those of one kind."""
         return (record for record in self._records if kind is None or record.kind == kind)
 
     @property
     def head(self) -> str:
-        """The last digest, as hex."""
         return (self._records[-1].digest if self._records else START).hex()
 
     def __len__(self) -> int:

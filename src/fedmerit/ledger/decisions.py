@@ -81,13 +81,11 @@ class Terms:
         )
 
     def body(self) -> dict[str, Any]:
-        """Return the terms as they are recorded."""
         numbers = {name: exact(getattr(self, name)) for name in _NUMBERS}
         return {**vars(self), "budget": spelled(self.budget, self.currency), **numbers}
 
     @classmethod
     def of(cls, body: kinds.DecisionBody) -> Terms:
-        """Read the terms in a record."""
         plain = {key: getattr(body, key) for key in cls.__dataclass_fields__}
         if expected := wrong("currency", plain["currency"]):
             raise LedgerError(f"currency: expected {expected}, got {plain['currency']!r:.40}")

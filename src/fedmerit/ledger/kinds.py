@@ -161,17 +161,6 @@ class Reported(Body, frozen=True):
     measured: Mapping[str, Any]
 
 
-class PhiBody(Body, frozen=True):
-    """The Aumann-Shapley scores of a round in one utility, by block."""
-
-    blocks: Mapping[str, tuple[str, ...]]
-    sizes: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(min_length=1)]
-    stratified: bool
-    gain: str
-    rest: str
-    points: Annotated[int, Meta(ge=1)]
-
-
 class Closed(Body, frozen=True):
     round: int
     included: Names
@@ -184,7 +173,6 @@ class Closed(Body, frozen=True):
     checkpoint: Hash
     evaluated: Literal["server", "members"]
     members_checkpoint: Hash | UnsetType = UNSET
-    phi: Mapping[str, PhiBody] | UnsetType = UNSET
 
 
 class Analysed(msgspec.Struct, frozen=True):  # and what was found

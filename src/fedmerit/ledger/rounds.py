@@ -500,8 +500,6 @@ class Rounds:
             round_.to_reports(utility)  # raises here if the reports cannot be scored
         self._check_utilities(round_, body)
         self._check_errors(round_)
-        if body.phi is not UNSET:
-            self._check_phi(body)
 
     def _check_utilities(self, round_: Round, body: kinds.Closed) -> None:
         scoring, utilities = self.config.scoring, body.utilities
@@ -540,23 +538,6 @@ class Rounds:
                     raise LedgerError(
                         f"the report of {name} has a sketch that is not that of an error of {own.se_alpha:g}"
                     )
-
-    def _check_phi(self, body: kinds.Closed) -> None:
-        """Raise LedgerError unless these are the Aumann-Shapley scores of everybody in the sum, by block."""
-        scoring, by_utility = self.config.scoring, body.phi
-        assert isinstance(by_utility, Mapping)
-        if not self._rehearsal or body.aborted or scoring.visibility != "all":
-            raise LedgerError(
-                "phi: expected only in a rehearsal whose members see all scores, for a round with a sum"
-            )
-        if not set(by_utility) <= set(scoring.utilities):
-            raise LedgerError(f"phi is about the utilities {', '.join(by_utility)[:100]}")
-        for name, phi in by_utility.items():
-            counts = {len(own) for own in phi.blocks.values()}
-            if set(phi.blocks) != set(body.included) or counts != {len(phi.sizes)}:
-                raise LedgerError(f"phi of {name}: expected {len(phi.sizes)} numbers of everybody in the sum")
-            if not _finite([phi.gain, phi.rest, *(value for own in phi.blocks.values() for value in own)]):
-                raise LedgerError(f"phi of {name}: expected finite numbers")
 
     def end(self, record: Record, body: kinds.End) -> None:
         if body.rounds != len(self.closed):

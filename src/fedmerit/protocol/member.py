@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fedmerit.config import Config
 from fedmerit.errors import (
@@ -267,17 +266,6 @@ class Participant(Signatory):
     def weight(self, run: str, number: int) -> float:
         """Return w_i of a round whose sum includes this member; for a rehearsal's analyses."""
         return self.brought(self.state(run), number)[0].weight
-
-    def last_report(self, run: str, before: int) -> memory.GivenReport | None:
-        """Return the last report before a round; for a rehearsal's checkpoint."""
-        return self.state(run).last(memory.REPORT, before)
-
-    def restore_sums(
-        self, run: str, number: int, m: str, slice_id: str, sums: Mapping[str, npt.NDArray[Any]]
-    ) -> None:
-        """Store the per-sample sums after a round; ``m`` is the hash of its model M."""
-        report = memory.GivenReport(b"", b"", number, m, slice_id, dict(sums))
-        self.state(run).put(memory.REPORT.of(number), report)
 
 
 @dataclass(frozen=True, eq=False)

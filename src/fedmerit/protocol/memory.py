@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, get_or
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import MsgspecError, Struct, field, msgpack
+from msgspec import MsgspecError, Raw, Struct, field, msgpack
 
 from fedmerit.errors import BindingError, MessageError, RefusedError
 from fedmerit.identity import Roster, content
@@ -131,6 +131,9 @@ TABLES: Final = Value[dict[str, bytes]]("table", dict[str, bytes])  # by what a 
 
 KEPT = tuple(value.name for value in (UPDATE, CLIENT, SIGNED, STATED, TABLES))
 """What a member keeps of every round until a settlement is over."""
+LARGE: Final = (CLIENT, M0, UPDATE)
+"""What is of a round, and as large as a model."""
+_KINDS = {value.name: value.kind for value in [*globals().values()] if isinstance(value, Value)}
 
 
 def packed(value: Any) -> bytes:
@@ -314,8 +317,19 @@ class MemoryState:
 
     def drop_update(self, number: int) -> None:
         """Delete a round's models and client, which are as large as a model."""
-        for value in (CLIENT, M0, UPDATE):
+        for value in LARGE:
             self.put(value.of(number), None)
+
+    def dump(self) -> bytes:
+        """Return all but what is as large as a model; for a rehearsal's checkpoint."""
+        large = {value.name for value in LARGE}
+        kept = {name: value for name, value in self._values.items() if _kind(name) not in large}
+        return packed((self.known, kept))
+
+    def load(self, data: bytes) -> None:
+        """Take what `dump` returned in the place of everything that is here."""
+        self.known, kept = unpacked(data, tuple[Known, dict[str, Raw]], "what a member remembers")
+        self._values = {name: unpacked(value, _KINDS[_kind(name)], name) for name, value in kept.items()}
 
     def drop_rounds(self, *, before: int, keep: Sequence[str] = ()) -> None:
         rounds = [name for name in self._values if "." in name and name.partition(".")[2] not in keep]
@@ -323,6 +337,10 @@ class MemoryState:
         for name in rounds:
             if _number(name) < before and name != last:
                 del self._values[name]
+
+
+def _kind(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _number(name: str) -> int:

@@ -34,8 +34,7 @@ from fedmerit.scoring.sampling import (
     least_error,
     sketch,
 )
-from fedmerit.scoring.scores import from_blocks
-from fedmerit.scoring.types import Reports, Scores
+from fedmerit.scoring.types import Reports
 from fedmerit.secagg.quantise import Encoding, Words, blocks
 from fedmerit.secagg.setting import LEAST_IN_SUM, Task
 
@@ -586,10 +585,6 @@ class Round:
         """Everybody who reported, also if a copy withholds what."""
         return (*self.reports, *self.withheld)
 
-    def to_phi(self, utility: str) -> Scores | None:
-        """Return the Aumann-Shapley scores of everybody in the sum, or None if the round has none."""
-        return self.once("phi", utility, self._make_phi)
-
     def to_reports(self, utility: str) -> Reports | None:
         """Return the reports that scores take (in a copy, those it shows), or None if there are none."""
         return self.once("reports", utility, self._make_reports)
@@ -599,13 +594,6 @@ class Round:
         if (what, utility) not in self._cached:
             self._cached[what, utility] = make(utility)
         return cast(T, self._cached[what, utility])
-
-    def _make_phi(self, utility: str) -> Scores | None:
-        phi = (self.body.get("phi") or {}).get(utility)
-        if phi is None:
-            return None
-        columns = [[number(value) for value in phi["blocks"][name]] for name in self.included]
-        return from_blocks(np.transpose(columns), phi["sizes"], self.included)
 
     def _make_reports(self, utility: str) -> Reports | None:
         if self.aborted or not any(report.measured for report in self.reports.values()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import html
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from fedmerit.config import Config
+from fedmerit.config import VERSION, Config
 from fedmerit.errors import LedgerError
 from fedmerit.files.documents import (
     as_csv,
@@ -22,17 +23,18 @@ from fedmerit.files.documents import (
     scores_html,
     table_of,
 )
-from fedmerit.files.workbooks import workbook
+from fedmerit.files.workbooks import PART, SHARE, WHOLE, Total, decimals, workbook
 from fedmerit.ledger.decisions import Decision
 from fedmerit.ledger.run import Run
-from fedmerit.notes import Note, words
+from fedmerit.notes import Note, day, digits_for, words
 from fedmerit.report.facts import Facts
 from fedmerit.report.payment import Proposal, paid_lines
 from fedmerit.report.source import Source, source_of
 from fedmerit.report.text import budget_text, findings, money_text, share_text
+from fedmerit.scoring.amounts import decimals_of
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.types import Reports, Scores
-from fedmerit.storage.recorder import put_phi, put_settled, score_files, scores_document
+from fedmerit.storage.recorder import put_settled, score_files, scores_document
 from fedmerit.verify import verified
 
 Part = Literal["scores", "rounds", "decisions"]
@@ -179,7 +181,6 @@ def scores_as(source: Source, format: str) -> str:
 def _document(source: Source) -> dict[str, Any]:
     """Return all that follows from the reports of the utility that ranks members."""
     content = document(source.rounds, clients=source.clients, missing=source.missing)
-    put_phi(content, source.closed, str(source.rounds[0].utility), source.missing)
     if source.account is not None:
         content |= put_settled(content, source.account, source.missing)
     return content
@@ -191,27 +192,71 @@ STANDINGS = (
 """The columns of scores beside the member's name."""
 
 
-def scores_workbook(facts: Facts) -> bytes:
-    """Return scores with intervals and shares, the reports of all rounds, and how scores were computed."""
-    tables = {words("book.scores"): _scores(facts)}
+def scores_workbook(facts: Facts, origin: str) -> bytes:
+    """Return scores with intervals and shares, the reports of all rounds, and how scores were computed.
+
+    ``origin`` is a sentence on where they come from, see `origin_text`.
+    """
+    tables: dict[str, Iterable[Row]] = {words("book.scores"): _scores(facts)}
+    forms = {words("book.scores"): _looks(facts)}
     if facts.source.rounds:
-        tables[words("book.rounds")] = table_of(_document(facts.source))
-    return workbook({**tables, words("book.how"): _told(_basis(facts), facts.notes)})
+        rounds = [*table_of(_document(facts.source))]
+        tables[words("book.rounds")] = rounds
+        forms[words("book.rounds")] = [_look(column) for column in zip(*rounds[1:], strict=True)]
+    told = _told([origin, *_basis(facts)], facts.notes)
+    return workbook({**tables, words("book.how"): told}, forms=forms)
 
 
-def payouts_workbook(found: Proposal) -> bytes:
-    """Return amounts and shares with their intervals, the scores that they follow from, and by which rule."""
+def payouts_workbook(found: Proposal, origin: str) -> bytes:
+    """Return amounts and shares with their intervals, the scores that they follow from, and by which rule.
+
+    ``origin`` is a sentence on where they come from, see `origin_text`.
+    """
     (_, *names), *rows = found.rows()
-    header = [words("column.member"), *(words(f"column.{name}") for name in names)]
-    rule = found.shares.rule
-    basis = [budget_text(found.paid, rule), words(f"rule.{rule}", score=found.facts.total.score)]
+    paid, rule, coin = found.paid, found.shares.rule, found.paid.currency or ""
+    money = decimals(decimals_of(paid.currency), "#,##0")
+    unit = {name: f" ({coin})" if coin and name.startswith("payout") else "" for name in names}
+    header = [words("column.member"), *(words(f"column.{name}") + unit[name] for name in names)]
+    totals = [
+        Total((words("book.all"), sum(row[1] for row in rows), paid.budget - paid.unpaid)),
+        (words("pay.unpaid"), None, paid.unpaid),
+        Total((words("pay.budget"), None, paid.budget)),
+    ]
+    basis = [origin, budget_text(paid, rule), words(f"rule.{rule}", score=found.facts.total.score)]
     basis += [words("terminal.spans")] if found.spans is not None else []
     notes = [*found.warnings, *filter(None, [found.apart]), *found.notes]
-    return workbook({
-        words("book.payouts"): [header, *([row[0], *map(_number, row[1:])] for row in rows)],
-        words("book.scores"): _scores(found.facts),
-        words("book.how"): _told([*basis, *_basis(found.facts)], notes),
-    })  # fmt: skip
+    payouts, scores = words("book.payouts"), words("book.scores")
+    return workbook(
+        {
+            payouts: [header, *([row[0], *map(_number, row[1:])] for row in rows), *totals],
+            scores: _scores(found.facts),
+            words("book.how"): _told([*basis, *_basis(found.facts)], notes),
+        },
+        forms={
+            payouts: ["", *(money if name.startswith("payout") else SHARE for name in names)],
+            scores: _looks(found.facts),
+        },
+    )
+
+
+def origin_text(source: str | Path, date: str) -> str:
+    """Return from which file or run a workbook was made, on which day (today if empty), and by what."""
+    name = words("book.input") if str(source) == "-" else Path(source).resolve().name
+    return words(
+        "book.origin", source=name, date=day(date or datetime.date.today().isoformat()), version=VERSION
+    )
+
+
+def _looks(facts: Facts) -> list[str]:
+    """Return how the numbers in the columns of `_scores` look."""
+    kinds = {"rank": WHOLE, "share": SHARE, "coverage": PART}
+    return ["", *(kinds.get(name.partition("_")[0], decimals(facts.digits)) for name in STANDINGS)]
+
+
+def _look(column: Sequence[Any]) -> str:
+    """Return how the numbers in a column look, with as many decimals as the largest needs."""
+    sizes = [abs(value) for value in column if isinstance(value, float)]
+    return decimals(digits_for(max(sizes))) if sizes else ""
 
 
 def _scores(facts: Facts) -> Iterator[Row]:

@@ -173,7 +173,6 @@ class Payouts(ByClient[Decimal]):
         return str(SHOWN["payouts_html"](self))
 
     def cents(self, amount: Decimal) -> int:
-        """Return one of the amounts in cents."""
         return int(amount.scaleb(decimals_of(self.currency)))
 
 

@@ -29,6 +29,7 @@ from fedmerit.scoring.rewards import Shares
 from fedmerit.scoring.scores import matrix_of, products_of
 from fedmerit.scoring.types import (
     LARGEST_SCORE,
+    SHOWN,
     ReadOnly,
     Scores,
     Setter,
@@ -78,7 +79,6 @@ class Panel(ReadOnly):
 
     @property
     def n(self) -> int:
-        """Number of clients."""
         return len(self.clients)
 
     @property
@@ -143,6 +143,10 @@ class Panel(ReadOnly):
     def hands(self) -> Shares:
         """Return the shares by the rule "hands"; as :func:`fedmerit.hands` of the matrix."""
         return hands(self.matrix, clients=self.clients)
+
+    def plot(self) -> Any:
+        """Return an Altair chart of who helped whom; nothing is shown."""
+        return SHOWN["panel_plot"](self)
 
 
 def panel(updates: npt.ArrayLike, gradients: npt.ArrayLike, clients: Iterable[str] | None = None) -> Panel:

@@ -247,20 +247,21 @@ def _chi_square(probability: float, freedom: int) -> float:
 # -------------------------------------------------------------------------------- how many samples are needed
 
 
-def samples_needed(
-    gap: float, sd: float, *,
+def resolvable_gap(
+    samples: float, sd: float, *,
     level: float = 0.95, power: float = 0.8, comparisons: int = 1, freedom: int | None = None,
-) -> int:  # fmt: skip
-    r"""Return the number of test samples needed to tell two clients apart.
+) -> float:  # fmt: skip
+    r"""Return the smallest difference of two clients' scores that so many test samples can detect.
 
-    .. math:: m = \left\lceil \frac{(z_{1 - a/2} + z_{\mathrm{power}})^2 \, \mathrm{sd}^2}{\mathrm{gap}^2}
-              \right\rceil, \qquad a = \frac{1 - \mathrm{level}}{\mathrm{comparisons}}
+    .. math:: \mathrm{gap} = (z_{1 - a/2} + z_{\mathrm{power}}) \, \frac{\mathrm{sd}}{\sqrt m},
+              \qquad a = \frac{1 - \mathrm{level}}{\mathrm{comparisons}}
 
     For LOO with accuracy, sd^2 = d - gap^2, where the gap is LOO itself and d is the share of samples on
-    which one of M and M - U_i is right and the other wrong.
+    which one of M and M - U_i is right and the other wrong. To detect a given gap takes
+    (resolvable_gap(1, sd) / gap)^2 samples.
 
     Args:
-        gap: difference of the two scores.
+        samples: m, the number of test samples.
         sd: standard deviation, over test samples, of the difference of the two clients' per-sample terms.
         level: 1 minus the probability of finding a difference where there is none.
         power: probability of finding the gap if it exists.
@@ -270,23 +271,6 @@ def samples_needed(
 
             .. math:: t \Big(1 - \frac{1}{4 \nu}\Big), \quad z_{\mathrm{power}} \sqrt{1 + \frac{t^2}{2 \nu}},
                       \qquad t = t_{\nu, 1 - a/2}
-
-    >>> samples_needed(gap=0.002, sd=(0.02 - 0.002**2) ** 0.5)
-    39237
-    """
-    sds = _reach(level, power, comparisons, freedom) * _positive(sd, "sd") / _positive(gap, "gap")
-    if not sds <= 1e15:
-        raise InputError(f"gap {gap:g} is too small beside sd {sd:g}: more than 1e30 samples are needed")
-    return math.ceil(sds**2)
-
-
-def resolvable_gap(
-    samples: float, sd: float, *,
-    level: float = 0.95, power: float = 0.8, comparisons: int = 1, freedom: int | None = None,
-) -> float:  # fmt: skip
-    r"""Return the smallest difference that so many test samples can detect: the inverse of `samples_needed`.
-
-    .. math:: \mathrm{gap} = (z_{1 - a/2} + z_{\mathrm{power}}) \, \frac{\mathrm{sd}}{\sqrt m}
 
     >>> round(resolvable_gap(samples=39240, sd=0.1414), 4)
     0.002

@@ -225,7 +225,7 @@ class Setter:
         if value is None and is_number(field):  # larger than any float
             value = math.inf
         if value is None:
-            raise ValueRefused(f"{self.where}{name}: expected a number, got {field!r:.100}", None)
+            raise ValueRefused(f"{self.where}{name}: expected a number, got {field!r:.100}", None, name)
         self._check(name, value, None, *(UNIT if unit else _ANY), unit)
         object.__setattr__(self.target, name, value)
 
@@ -242,7 +242,7 @@ class Setter:
         what = f"{self.where}{name}"
         listed = sequence(_in_order_of(self.clients, field, what), what)
         if not isinstance(listed, np.ndarray) or listed.dtype == object:
-            listed = [self._item(what, k, item, nullable) for k, item in enumerate(listed)]
+            listed = [self._item(name, k, item, nullable) for k, item in enumerate(listed)]
         values = floats(listed, what)
         if values.shape != (len(self.clients),):
             expected = f"expected {len(self.clients)} values, one per client"
@@ -254,7 +254,7 @@ class Setter:
         if wrong.size:
             value, who = float(values[wrong[0]]), self.clients[wrong[0]]
             self._check(name, value, who, minimum, maximum, unit)
-            raise ValueRefused(f"{what} of client {who!r} must be a whole number, got {value:g}", who)
+            raise ValueRefused(f"{what} of client {who!r} must be a whole number, got {value:g}", who, name)
         object.__setattr__(self.target, name, frozen(values))
 
     def matrix(self, name: str, shape: tuple[int | None, int | None], expected: str) -> None:
@@ -268,13 +268,13 @@ class Setter:
             raise ReportError(f"{self.where}{name} {must}, got shape {values.shape}")
         object.__setattr__(self.target, name, frozen(values))
 
-    def _item(self, what: str, k: int, item: Any, nullable: bool) -> Any:
+    def _item(self, name: str, k: int, item: Any, nullable: bool) -> Any:
         if item is None and nullable:
             return math.nan
         if not is_number(item):
             who = self.clients[k] if k < len(self.clients) else f"number {k}"
             problem = " is missing" if item is None else f": expected a number, got {item!r:.100}"
-            raise ValueRefused(f"{what} of client {who!r}{problem}", who)
+            raise ValueRefused(f"{self.where}{name} of client {who!r}{problem}", who, name)
         return item
 
     def _check(
@@ -283,11 +283,11 @@ class Setter:
         whose = f" of client {client!r}" if client else ""
         if not abs(value) <= self.largest:
             must = f"must be a finite number, at most {self.largest:g}"
-            raise ValueRefused(f"{self.where}{name}{whose} {must}, got {value}", client)
+            raise ValueRefused(f"{self.where}{name}{whose} {must}, got {value}", client, name)
         if not low <= value <= high:
             why = f" (as utility {unit!r} promises)" if unit else ""
             range_ = f"[{round(low, 6) + 0.0:g}, {round(high, 6):g}]{why}"
-            raise ValueRefused(f"{self.where}{name}{whose} must lie in {range_}, got {value:g}", client)
+            raise ValueRefused(f"{self.where}{name}{whose} must lie in {range_}, got {value:g}", client, name)
 
 
 # -------------------------------------------------------------------------------------------------- values
@@ -341,7 +341,7 @@ class Reports(ReadOnly):
         try:
             self._check()
         except ReportError as error:
-            raise type(error)(error.problem, error.client, round=self.round) from error.__cause__
+            raise type(error)(error.problem, error.client, error.field, round=self.round) from error.__cause__
 
     def _check(self) -> None:
         clients = names_of(self.clients, len(sequence(self.alone, "alone")), "")
@@ -440,7 +440,6 @@ class Table(ReadOnly):
 
     @property
     def n(self) -> int:
-        """Number of clients."""
         return len(self.clients)
 
     @property
@@ -510,7 +509,6 @@ class Scores(ReadOnly):
 
     @property
     def n(self) -> int:
-        """Number of clients."""
         return len(self.clients)
 
     @property

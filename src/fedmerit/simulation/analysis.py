@@ -1,4 +1,4 @@
-"""What a rehearsal computes from plain updates: Aumann-Shapley scores of rounds, and the ground truth.
+"""What a rehearsal computes from plain updates: the ground truth.
 
 Secure aggregation hides members' updates and data, so only the engine that holds them anyway can compute the
 utility of every coalition of a round, and of every coalition retrained. Such a run is marked as analysis. The
@@ -15,7 +15,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,16 +25,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedmerit.errors import ConfigError, FedmeritError, NoGradient, ReportError, StoreError, UndefinedScore
-from fedmerit.identity import exact
-from fedmerit.notes import Note
-from fedmerit.protocol.direction import BLOCKS
+from fedmerit.errors import ConfigError, ReportError, StoreError, UndefinedScore
 from fedmerit.protocol.outcome import Contribution, Model, Outcome, mean
 from fedmerit.protocol.pool import Slice
 from fedmerit.scoring.ground_truth import sampled_shapley, shapley
-from fedmerit.scoring.scores import cos_model, products_of
+from fedmerit.scoring.scores import cos_model
 from fedmerit.scoring.types import Table
-from fedmerit.simulation.direction import direction, missing_gradient
 from fedmerit.simulation.models import Images, as_tensor, device_of, float32, load_vector
 from fedmerit.simulation.setup import Federation, Tell
 from fedmerit.simulation.training import trained
@@ -76,80 +72,6 @@ class Analysis(Protocol):
 
     def summed(self, plain: PlainRound) -> Mapping[str, Any] | None:
         """Return what the ledger should record about a round, if anything; called after its reports."""
-
-
-# ------------------------------------------------------------------------------- along a public direction
-
-
-@dataclass(eq=False)
-class Phi:
-    """An `Analysis` of plain rounds: everybody's Aumann-Shapley score, per utility that has a gradient."""
-
-    federation: Federation
-    utilities: Sequence[Utility]  # to score by
-    rounds: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    """Per round and utility, what `summed` keeps."""
-    without: dict[str, tuple[FedmeritError, int]] = field(default_factory=dict)
-    """Per utility that has no direction, why, and since which round; 0 is before the first."""
-    _noted: int = 0
-
-    def __post_init__(self) -> None:
-        shown, network = self.federation.pool.first, self.federation.network
-        load_vector(network, self.federation.first)
-        for utility in self.utilities:
-            if why := missing_gradient(network, shown.x, shown.y, utility):
-                self.without[utility.name] = why, 0
-
-    def summed(self, plain: PlainRound) -> None:
-        """Keep, per utility, the products of everybody's update with every block's gradient, shape (B, N).
-
-        Beside them: the participants, the blocks' sizes, whether blocks have the same mix of classes, the
-        gain v(M) - v(M0), what the quadrature leaves of it (``rest``), and the points of the path.
-        """
-        outcome, shown = plain.outcome, plain.outcome.slice
-        assert shown is not None  # runs without reports have no such analysis
-        blocks, balanced = min(BLOCKS, len(shown.y)), self.federation.pool.balanced
-        path = self.federation.network, plain.m0, outcome.model, shown.x, shown.y
-        measured = self.rounds[outcome.round] = {}
-        for utility in self.utilities:
-            if utility.name in self.without:
-                continue
-            try:
-                way = direction(*path, utility, blocks=blocks, balanced=balanced)
-            except FedmeritError as error:  # a sum over the other rounds would not be what it says
-                self.without[utility.name] = error, outcome.round
-                continue
-            measured[utility.name] = {
-                "participants": list(outcome.included),
-                "blocks": products_of(way.blocks, plain.updates.cpu().numpy()).tolist(),
-                "sizes": list(way.sizes),
-                **{key: getattr(way, key) for key in ("stratified", "gain", "rest", "points")},
-            }
-
-    def recorded(self, number: int, utilities: Sequence[str]) -> dict[str, Any]:
-        """Return what the ledger holds of a round: for each of these utilities, every member's products."""
-        record = {}
-        for name, entry in self.rounds[number].items():
-            if name in utilities:
-                products = zip(entry["participants"], zip(*entry["blocks"], strict=True), strict=True)
-                record[name] = {
-                    "blocks": {client: [exact(value) for value in values] for client, values in products},
-                    **{key: entry[key] for key in ("sizes", "stratified", "points")},
-                    **{key: exact(entry[key]) for key in ("gain", "rest")},
-                }
-        return record
-
-    def new_notes(self) -> Iterator[Note]:
-        """Yield a note on each utility that is left out and was not yet named."""
-        new = list(self.without.items())[self._noted :]
-        self._noted = len(self.without)
-        for name, (error, number) in new:
-            if number or not isinstance(error, NoGradient):
-                yield Note("phi-failed", utility=name, round=number)
-            elif error.coordinate:
-                yield Note("phi-no-coordinate", utility=name, what=error.coordinate)
-            else:
-                yield Note("phi-no-gradient", utility=name)
 
 
 # ----------------------------------------------------------------------------------------- coalition models

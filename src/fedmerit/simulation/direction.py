@@ -67,7 +67,6 @@ class Direction:
 
     @property
     def gain(self) -> float:
-        """v(M) - v(M0)."""
         return self.grand - self.empty
 
     @property
@@ -251,7 +250,6 @@ class _Path:
 
     @cached_property
     def ends(self) -> tuple[float, float]:
-        """v(M0) and v(M)."""
         return self.value(0.0), self.value(1.0)
 
     def value(self, t: float) -> float:

@@ -227,7 +227,6 @@ def left_out(model: nn.Module) -> tuple[str, ...]:
 
 
 def state_length(model: nn.Module) -> int:
-    """Return the length of the model's vector."""
     return sum(value.numel() for value in state(model).values())
 
 
@@ -237,7 +236,6 @@ def flatten(model: nn.Module) -> Tensor:
 
 
 def to_vector(model: nn.Module) -> npt.NDArray[np.float32]:
-    """Return the model's vector as a new float32 array."""
     return flatten(model).cpu().numpy()
 
 
@@ -280,7 +278,6 @@ def prepare(x: Images, device: torch.device | str = "cpu") -> Tensor:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of the model's parameters."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 

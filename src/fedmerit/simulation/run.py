@@ -24,7 +24,6 @@ from fedmerit.errors import MissingExtra, ProtocolError, StoreError
 from fedmerit.identity import SERVER, Roster, canonical, load_key, new_key, public_key
 from fedmerit.ledger.chain import LEDGER, Ledger
 from fedmerit.ledger.run import opening_of, replay
-from fedmerit.notes import Note
 from fedmerit.protocol import memory
 from fedmerit.protocol.clearing import finish
 from fedmerit.protocol.coordinator import Archive, Coordinator, Weights
@@ -45,8 +44,8 @@ from fedmerit.protocol.outcome import (
 from fedmerit.protocol.settler import SETTLING
 from fedmerit.protocol.terms import EMBEDDED, SIMULATED, from_past, proposed, roster_in
 from fedmerit.scoring.sampling import as_error
-from fedmerit.secagg.setting import STAGES, Released
-from fedmerit.simulation.analysis import Analysis, Phi, PlainRound, Truth
+from fedmerit.secagg.setting import STAGES
+from fedmerit.simulation.analysis import Analysis, PlainRound, Truth
 from fedmerit.simulation.direction import PathGradients
 from fedmerit.simulation.setup import Federation, LocalTraining, continued, prepare, read, resolve, schedule
 from fedmerit.storage.recorder import Beside, LedgerRecorder
@@ -85,7 +84,7 @@ Watch = Callable[[Progress], None]
 
 MEMBERS = "members"
 """The kind of archive files that hold what members keep. They are secret."""
-OF_ROUND: tuple[Value[Any], ...] = (memory.CLIENT, memory.UPDATE, memory.SIGNED)
+OF_ROUND: dict[str, Value[Any]] = {value.name: value for value in (memory.CLIENT, memory.UPDATE)}
 
 
 class Keeping:
@@ -96,11 +95,11 @@ class Keeping:
         self._number, self._round = 0, dict[str, Any]()
 
     def save(self, number: int, states: Mapping[str, MemoryState]) -> None:
-        """Keep update, client and signed outcome of every member who brought something to a round."""
+        """Keep update and client of every member who brought something to a round."""
         arrays = {}
         for name, state in states.items():
-            of_round = {value.name: state.get(value.of(number)) for value in OF_ROUND}
-            if of_round[memory.CLIENT.name] is not None and of_round[memory.UPDATE.name] is not None:
+            of_round = {kind: state.get(value.of(number)) for kind, value in OF_ROUND.items()}
+            if None not in of_round.values():
                 for kind, value in of_round.items():
                     arrays[f"{kind}/{name}"] = np.frombuffer(memory.packed(value), np.uint8)
         if arrays:
@@ -111,9 +110,8 @@ class Keeping:
         """Return a value that a member kept of a round, or None."""
         if number != self._number:
             arrays = self.archive.load(MEMBERS, number) if self.archive.has(MEMBERS, number) else {}
-            kinds = {value.name: value.kind for value in OF_ROUND}
             self._number, self._round = number, {
-                key: memory.unpacked(data.tobytes(), kinds[key.partition("/")[0]] | None, key)
+                key: memory.unpacked(data.tobytes(), OF_ROUND[key.partition("/")[0]].kind, key)
                 for key, data in arrays.items()
             }  # fmt: skip
         return self._round.get(f"{kind}/{name}")
@@ -135,7 +133,7 @@ class KeptState(MemoryState):
         """Return what is stored, here or in the file of its round; or None."""
         number, _, kind = value.name.partition(".")
         stored = super().get(value)
-        if stored is None and kind in [of_round.name for of_round in OF_ROUND]:
+        if stored is None and kind in OF_ROUND:
             return cast(T, self.keeping.get(int(number), self.name, kind))
         return stored
 
@@ -281,7 +279,6 @@ class LocalTransport:
         return lambda: Work(m0, b"", train, m0_hash=self._m0_hash)
 
     def analysed(self, outcome: Outcome) -> dict[str, Any]:
-        """Return what the analyses record about a round with a sum."""
         weights = tuple(self.members[name].weight(self.run, outcome.round) for name in outcome.included)
 
         def contribution(name: str) -> Contribution:
@@ -299,38 +296,19 @@ class LocalTransport:
 
     def dump(self) -> dict[str, npt.NDArray[Any]]:
         """Return what members must remember between rounds."""
-        arrays: dict[str, npt.NDArray[Any]] = {
-            f"solo/{name}": model for name, model in self.local.solo.items()
-        }
-        for name, state in self.states.items():
-            arrays[f"released/{name}"] = np.frombuffer(state.known.released.dump(), np.uint8)
-            if summed := state.get(memory.SUMMED):
-                arrays[f"summed/{name}"] = np.array(summed)
-            if shown := state.get(memory.SHOWN):
-                arrays[f"shown/{name}"] = np.frombuffer(b"".join(shown), np.uint8).reshape(len(shown), -1)
-            if (last := self.members[name].last_report(self.run, self._number + 1)) is not None:
-                where = f"totals/{name}/{last.totals_on}"
-                arrays |= {f"{where}/{utility}": values for utility, values in last.totals.items()}
-        return arrays
+        solo = {f"solo/{name}": model for name, model in self.local.solo.items()}
+        states = self.states.items()
+        return solo | {f"state/{name}": np.frombuffer(state.dump(), np.uint8) for name, state in states}
 
-    def restore(self, last: Round, arrays: Mapping[str, npt.NDArray[Any]], before: Model) -> None:
-        """Restore what members remembered after the last round, and the model that it started from."""
-        totals = dict[tuple[str, str], dict[str, npt.NDArray[Any]]]()
+    def restore(self, number: int, arrays: Mapping[str, npt.NDArray[Any]], before: Model) -> None:
+        """Restore what members remembered after a round, and the model that it started from."""
         for key, values in arrays.items():
-            kind, name, *rest = key.split("/")
+            kind, _, name = key.partition("/")
             if kind == "solo":
                 self.local.solo[name] = values
-            elif kind == "released":
-                self.states[name].known.released = Released.load(values.tobytes())
-            elif kind == "summed":
-                self.states[name].put(memory.SUMMED, values.tolist())
-            elif kind == "shown":
-                self.states[name].put(memory.SHOWN, [row.tobytes() for row in values])
             else:
-                totals.setdefault((name, rest[0]), {})["/".join(rest[1:])] = values
-        for (name, slice_), sums in totals.items():
-            self.members[name].restore_sums(self.run, last.number, last.body["m"], slice_, sums)
-        self.before, self._number = before, last.number
+                self.states[name].load(values.tobytes())
+        self.before, self._number = before, number
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Delete what members kept of these rounds: they are to be run again, or the run is settled."""
@@ -341,7 +319,6 @@ class LocalTransport:
     # ----------------------------------------------------------------------------------------------- progress
 
     def note(self, text: str) -> None:
-        """Send a note to the watcher."""
         self.watch(Progress("note", 0, self.federation.config.training.rounds, text=text))
 
     def _tell(self, stage: Any, done: int = 0, total: int = 0) -> None:
@@ -387,7 +364,6 @@ class Rehearsal:
         federation: made from both, if that is done; for a resumed run, with the pool key from its folder.
         evaluations: replace the federation's own, which all members share.
         truth: replaces the usual ground truth.
-        phi: replaces the usual Aumann-Shapley scores, of all utilities that have a gradient.
         analyses: further ones that see every plain round.
         pool_key: of the run that this one repeats; a resumed run has its own.
     """
@@ -402,7 +378,6 @@ class Rehearsal:
         federation: Federation | None = None,
         evaluations: Evaluations | None = None,
         truth: Truth | None = None,
-        phi: Phi | None = None,
         analyses: Sequence[Analysis] = (),
         pool_key: bytes | None = None,
     ) -> None:
@@ -418,13 +393,6 @@ class Rehearsal:
         self.truth = truth
         if truth is None and self.config.scoring.truth:
             self.truth = Truth(federation, folder.path / "tables", partial(self._tell, "coalitions", None))
-        self.phi = None
-        if not self.config.settles:  # otherwise members state their scores
-            if self.config.scoring.visibility == "all":  # a round's record is for everybody
-                self.phi = phi or Phi(federation, federation.utilities)
-                self._notes(self.phi.new_notes())
-            else:
-                self._notes([Note("phi-private")])
         roster, keys = keys_in(folder.path / "keys", self.config, make=not started)
         self.recorder = self._recorder(roster, keys[SERVER], started=started)
         evaluations = evaluations or Evaluations(federation.evaluate)
@@ -439,7 +407,7 @@ class Rehearsal:
             self.recorder.run,
             evaluations,
             self.watch,
-            analyses=(*(analysis for analysis in (self.truth, self.phi) if analysis), *analyses),
+            analyses=(*([self.truth] if self.truth else []), *analyses),
             gradient=gradient,
             archive=archive,
         )
@@ -485,11 +453,17 @@ class Rehearsal:
         )
 
     def _restore(self) -> None:
-        begun = self.recorder.resumed
+        begun, rounds = self.recorder.resumed, self.recorder.rounds
         assert begun is not None
+        if rounds:
+            last = rounds[-1]
+            self.model = self.recorder.model_after(last)
+            before = self.recorder.model_after(rounds[-2]) if len(rounds) > 1 else self.federation.first
+            kept = read_checkpoint(self.folder.path, "members", last.number, last.body["members_checkpoint"])
+            self.transport.restore(last.number, kept, before)
         for name in sorted(begun.joined):
             self.transport.states[name].put(memory.TERMS, self.recorder.agreed)
-        self.transport.forget([len(self.recorder.rounds) + 1])  # a kill may have left it half done
+        self.transport.forget([len(rounds) + 1])  # a kill may have left it half done
         manifest = begun.settlement.manifest if begun.settlement else None
         if manifest is not None:
             text, shown = canonical(manifest.body()), self.federation.pool.settlement()
@@ -499,13 +473,6 @@ class Rehearsal:
                     state.put(memory.STATEMENT, pack(Signed(canonical(record.body), record.signature)))
                     state.put(memory.SETTLEMENT, text)
                     state.put(memory.POOL, memory.ShownPool(shown.x, shown.y, shown.index))
-        if not (rounds := self.recorder.rounds):
-            return
-        last = rounds[-1]
-        self.model = self.recorder.model_after(last)
-        before = self.recorder.model_after(rounds[-2]) if len(rounds) > 1 else self.federation.first
-        memories = read_checkpoint(self.folder.path, "members", last.number, last.body["members_checkpoint"])
-        self.transport.restore(last, memories, before)
 
     # ----------------------------------------------------------------------------------------------- a run
 
@@ -560,12 +527,7 @@ class Rehearsal:
         analysis = self.transport.analysed(outcome) if outcome is not None else {}
         self.transport.end_round()
         kept = self.folder.save_checkpoint("members", closed.number, self.transport.dump())
-        fields: dict[str, Any] = {"members_checkpoint": kept}
-        if self.phi is not None and outcome is not None:
-            self._notes(self.phi.new_notes())
-            if recorded := self.phi.recorded(closed.number, self.config.scoring.utilities):
-                fields["phi"] = recorded
-        return Beside(fields, analysis or None)
+        return Beside({"members_checkpoint": kept}, analysis or None)
 
     def _weights(self) -> Weights | None:
         """Return the function for weights from scores, which only a rehearsal has; None for other weights."""

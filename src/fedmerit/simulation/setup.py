@@ -98,7 +98,6 @@ class Federation:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the members."""
         return tuple(client.name for client in self.clients)
 
     def seed(self, *what: str | int) -> int:
@@ -134,7 +133,6 @@ class Federation:
 
 
 def read(config: Config) -> Dataset:
-    """Read the data of a run."""
     return data.load(config.data.name, config.data.path or None, **config.data.options)
 
 

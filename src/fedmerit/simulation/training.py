@@ -229,7 +229,6 @@ def batches(n: int, settings: TrainingSettings, seed: int) -> Iterator[Tensor]:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Return whether some layer normalises by the statistics of the batch."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 

@@ -278,27 +278,20 @@ def whole_value(utility: Utility, model: nn.Module, samples: Tensor, labels: Ten
     return value(utility.name, metric, np.arange(len(labels)), unit=utility.unit)
 
 
-def metric_of(model: nn.Module, x: Images, y: npt.NDArray[Any] | Tensor, utility: Utility) -> float:
-    """Return a metric of the whole test set for a model, on the model's device and in evaluation mode."""
-    device = device_of(model)
-    with evaluation(model), float32():
-        labels = check_for([utility], y, len(x)).to(device)
-        metric = whole_value(utility, model, prepare(x, device), labels)
-    if not math.isfinite(metric):
-        raise ReportError(DIVERGED)
-    return metric
-
-
 def values_of(
     model: nn.Module, x: Images, y: npt.NDArray[Any] | Tensor, utilities: Sequence[Utility]
 ) -> dict[str, npt.NDArray[np.float64] | float]:
     """Return every utility of every sample as `evaluate` does; of a metric of the whole test set, itself."""
     per_sample = [utility for utility in utilities if not utility.whole]
-    measured = evaluate(model, x, y, per_sample) if per_sample else {}
-    return {
-        utility.name: metric_of(model, x, y, utility) if utility.whole else measured[utility.name]
-        for utility in utilities
-    }
+    measured: dict[str, Any] = {**evaluate(model, x, y, per_sample)} if per_sample else {}
+    if len(per_sample) < len(utilities):
+        device = device_of(model)
+        samples, labels = prepare(x, device), check_for(utilities, y, len(x)).to(device)
+        with evaluation(model), float32():
+            measured |= {one.name: whole_value(one, model, samples, labels) for one in utilities if one.whole}
+        if not all(math.isfinite(measured[one.name]) for one in utilities if one.whole):
+            raise ReportError(DIVERGED)
+    return {utility.name: measured[utility.name] for utility in utilities}
 
 
 def call(utility: Utility, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:

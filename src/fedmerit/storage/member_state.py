@@ -87,8 +87,6 @@ STOPPED = (
 
 
 class RunState(Struct):
-    """What is stored of a run."""
-
     time: float = field(default_factory=time.time)  # of the last change
     heads: tuple[int, bytes] = (0, hashlib.sha256(b"").digest())  # length and digest of the file
     values: dict[str, bytes] = field(default_factory=dict)  # small ones
@@ -96,7 +94,6 @@ class RunState(Struct):
 
     @property
     def names(self) -> set[str]:
-        """The names of all values."""
         return {*self.values, *self.files}
 
     def forget(self, name: str) -> None:
@@ -254,7 +251,6 @@ class StateFile:
 
 
 def file_name(name: str, seal: bytes) -> str:
-    """Return the name of the file of a larger value."""
     return f"{name}.{seal[:4].hex()}"
 
 

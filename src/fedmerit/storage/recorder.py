@@ -23,14 +23,13 @@ from fedmerit.config import Config
 from fedmerit.errors import FileFormatError, KeyFileError, LedgerError, StoreError, UnsettledShares
 from fedmerit.files.documents import (
     RoundEntry,
-    add_phi,
     as_csv,
     as_json,
     round_object,
     sums_object,
 )
 from fedmerit.files.sheets import sheet_text
-from fedmerit.identity import SERVER, Roster, Signer, content, exact, load_key, number, public_key
+from fedmerit.identity import SERVER, Roster, Signer, content, exact, load_key, public_key
 from fedmerit.ledger.account import Account
 from fedmerit.ledger.chain import Bytes
 from fedmerit.ledger.decisions import Decision, Terms, decide
@@ -41,7 +40,7 @@ from fedmerit.notes import Note
 from fedmerit.protocol.outcome import Model, Outcome, Round, model_hash, scored
 from fedmerit.protocol.settlement import countersignature
 from fedmerit.protocol.terms import EMBEDDED, Agreed
-from fedmerit.scoring.accumulate import Missing, accumulate
+from fedmerit.scoring.accumulate import Missing
 from fedmerit.scoring.doubts import check_payable
 from fedmerit.secagg.messages import Blame
 from fedmerit.settings import Heading
@@ -92,7 +91,6 @@ class LedgerRecorder:
 
     @property
     def head(self) -> str:
-        """The current head of the ledger."""
         return self.folder.ledger.head
 
     def sign(self, message: bytes) -> bytes:
@@ -489,9 +487,7 @@ def _of_utility(
     reports = scored(rounds, utility)
     entries = [_entry(closed, utility) for closed in rounds]
     sums = sums_object(reports, clients, missing=missing) if reports else {"cumulative": {}}
-    content = {"clients": list(clients), "utility": utility, "rounds": entries, **sums}
-    put_phi(content, rounds, utility, missing)
-    return content
+    return {"clients": list(clients), "utility": utility, "rounds": entries, **sums}
 
 
 def _entry(closed: Round, utility: str) -> RoundEntry:
@@ -502,22 +498,6 @@ def _entry(closed: Round, utility: str) -> RoundEntry:
         return RoundEntry(_unscored(closed) if reports is None else round_object(reports))
 
     return closed.once("entry", utility, made)
-
-
-def put_phi(content: dict[str, Any], rounds: Sequence[Round], utility: str, missing: Missing) -> None:
-    """Add PHI to the scores of a utility, from the rounds of a ledger that have it."""
-    phi = {closed.number: closed.to_phi(utility) for closed in rounds if not closed.aborted}
-    scores = {number_: of_round for number_, of_round in phi.items() if of_round is not None}
-    total = None
-    if scores and len(scores) == len(phi):  # a sum over some of the rounds would not be what it says
-        total = accumulate(scores.values(), score="PHI", missing=missing)
-    beside = {}
-    for closed in rounds:
-        if closed.number in scores:
-            recorded = closed.body["phi"][utility]
-            gain, rest = number(recorded["gain"]), number(recorded["rest"])
-            beside[closed.number] = {"gain": gain, "rest": rest, "points": recorded["points"]}
-    add_phi(content, total, {number_: (scores[number_], beside[number_]) for number_ in scores})
 
 
 def put_settled(content: dict[str, Any], account: Account, missing: Missing) -> dict[str, Any]:
@@ -548,7 +528,6 @@ def _unscored(closed: Round, participants: Sequence[str] = ()) -> dict[str, Any]
 
 
 def score_files(content: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the score files by name."""
     if content.get("method") == "settled":  # there are no reports
         table = _settled_csv(content)
     else:
@@ -558,7 +537,6 @@ def score_files(content: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def write_scores(folder: Folder, content: Mapping[str, Any]) -> None:
-    """Write the score files of a run."""
     for name, data in score_files(content).items():
         write(folder.path / name, data)
 

@@ -192,7 +192,7 @@ def safetensors() -> Any:
     try:
         import safetensors.numpy
     except ImportError as error:
-        raise MissingExtra("running a federation needs: pip install 'fedmerit[engine]'") from error
+        raise MissingExtra.of("running a federation needs", "engine") from error
     return safetensors.numpy
 
 
@@ -321,11 +321,9 @@ class FolderArchive:
         return arrays_in(path, data[32:])
 
     def has(self, kind: str, number: int) -> bool:
-        """Return whether there is such a file."""
         return self._file(kind, number).exists()
 
     def drop(self, kind: str, number: int) -> None:
-        """Delete a file."""
         self._file(kind, number).unlink(missing_ok=True)
 
     def _file(self, kind: str, number: int) -> Path:

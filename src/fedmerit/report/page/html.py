@@ -23,7 +23,7 @@ from fedmerit.files.sheets import FOUND_OUT, SheetForm, sheet_text
 from fedmerit.identity import SERVER
 from fedmerit.ledger.decisions import departs
 from fedmerit.ledger.run import Run
-from fedmerit.notes import LANGUAGES, capital, day, formatted, speaking, words
+from fedmerit.notes import LANGUAGES, capital, day, formatted, install, speaking, words
 from fedmerit.report.comparison import Comparison
 from fedmerit.report.facts import Facts
 from fedmerit.report.page import charts, text
@@ -75,7 +75,7 @@ def page_path(folder: Path, heading: Heading) -> Path:
 def page_of_run(folder: Path) -> str:
     """Write a run's page beside its scores; return where it is, or how to get one, or why there is none."""
     if not installed():
-        return words("file.install", folder=folder)
+        return words("file.install", folder=folder, install=install("page"))
     try:
         facts = facts_of(folder)
         path = page_path(folder, facts.source.heading)
@@ -95,7 +95,7 @@ def _refreshed(path: Path, language: str | None) -> str:
     if OURS not in there:
         return words("file.not-ours", path=path)
     if not installed():
-        return words("file.old", path=path, folder=folder)
+        return words("file.old", path=path, folder=folder, install=install("page"))
     try:
         spoken_there = next((one for one in LANGUAGES if f'<html lang="{one}"' in there), LANGUAGES[0])
         write(path, page(folder, language=language or spoken_there).encode())
@@ -135,7 +135,6 @@ def installed() -> bool:
 
 # ------------------------------------------------------------------------------------------------ the page
 
-INSTALL = "pip install 'fedmerit[page]'"
 NOMINAL = "1000000000.00"
 """What is divided where nobody has named a budget; the page then shows only shares."""
 MOST_NOTES = 12
@@ -262,7 +261,7 @@ def _page(
         MissingExtra: what a page needs is not installed.
     """
     if not installed():
-        raise MissingExtra(f"the page needs: {INSTALL}")
+        raise MissingExtra.of("the page needs", "page")
     import vl_convert
 
     specs = {}

@@ -3,7 +3,7 @@
 A check is an ``if`` in a function that does nothing but raise. Tests are collected once; each check is
 switched off in a fork of that process, so nothing is written and nothing is imported again::
 
-    python tests/support/switched_off.py src/fedmerit/secagg/client.py tests/secagg --every 3
+    python tools/switched_off.py src/fedmerit/secagg/client.py tests/secagg --every 3
 
 prints a line per check: where it is, and the test that failed, or NOTHING. Whoever merges tests of a module
 runs it before and after: no check may change to NOTHING.
