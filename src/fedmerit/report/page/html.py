@@ -426,8 +426,7 @@ def signatures(facts: Facts) -> tuple[list[str], list[tuple[str, str, list[str]]
     kinds = [what for what, pair in SIGNED.items() if any((pair[0], name) in last for name in run.clients)]
     columns = [words(f"signed-col.{what}") for what in kinds]
     if decision is not None:
-        date = f", {day(decision.heading.date)}" if decision.heading.date else ""
-        columns.insert(0, words("signed.decision", number=decision.number, date=date))
+        columns.insert(0, words("signed.decision", number=decision.number))
     lines = []
     for name in (SERVER, *run.clients):
         cells = []
