@@ -24,7 +24,7 @@ def imports():
 
 
 def test_no_import_cycle_at_the_top_or_lazily_or_for_type_checkers(imports):
-    assert len(imports) > 80
+    assert "fedmerit.ledger.run" in imports
     TopologicalSorter(imports).prepare()  # raises a CycleError, which names the modules of one
 
 

@@ -147,3 +147,26 @@ def test_what_needs_none_of_them_loads(absent, program):
         [sys.executable, "-c", BLOCK.format(absent) + program], capture_output=True, check=False
     )
     assert found.returncode == 0, found.stderr
+
+
+TABLES = """
+from pathlib import Path
+from fedmerit.cli import main
+from fedmerit.errors import StoreError
+from fedmerit.storage.run_folder import held
+for command in (["score"], ["rewards", "--budget", "100"], ["page", "--out", {page!r}]):
+    sys.argv = ["fedmerit", *command, {table!r}]
+    try: main()
+    except SystemExit as done: assert not done.code, done
+try: held(Path({page!r}).parent)
+except StoreError as error: print(error)
+"""
+
+
+def test_without_locks_as_on_windows_tables_are_read_and_runs_are_refused(tmp_path):
+    table = str(ROOT / "examples" / "hospitals.csv")
+    program = BLOCK.format(("fcntl",)) + TABLES.format(table=table, page=str(tmp_path / "page.html"))
+    said = called(sys.executable, "-c", program, cwd=tmp_path)
+    assert "budget 100.00, rule fenced" in said
+    assert said.endswith("a run and a member's state need Linux or macOS: on Windows, use WSL or Docker\n")
+    assert (tmp_path / "page.html").exists()

@@ -255,7 +255,7 @@ class Payment:
         "fenced",
         above="`fedmerit rewards` pays by these terms; others are recorded and shown as a departure.",
     )
-    score: Literal["auto", "PHI", "ALPHA", "LOO", "IOI", "COS", "MERIT"] = setting(
+    score: Literal["auto", "PHI", "ALPHA", "LOO", "IOI", "FP", "EE", "COS", "MERIT"] = setting(
         "auto", above="auto: PHI where members settle, ALPHA where they report."
     )
     missing: Literal["zero", "own-mean"] = setting("zero", "what a missed round counts in the sum")

@@ -164,19 +164,24 @@ def verify_folder(path: str | Path, **asked: Unpack[Against]) -> Iterator[Note]:
         raise wrong
 
 
-def verified(folder: str | Path, found: list[Note]) -> tuple[Run, CopyDiffers | None]:
+def verified(
+    folder: str | Path, found: list[Note], known: Run | None = None
+) -> tuple[Run, CopyDiffers | None]:
     """Verify a run folder; return the run exactly as it was verified, and how a score file differs from it.
 
-    ``found`` gets the lines of :func:`verify_folder`, those before an error too. Raise StoreError if the
-    ledger is empty.
+    ``found`` gets the lines of :func:`verify_folder`, those before an error too. ``known`` is a run that was
+    verified before: while its head is that of the ledger, its records are not read again. Raise StoreError
+    if the ledger is empty.
     """
     path = Path(folder)
     if head_of(path / LEDGER) == START.hex():
         raise StoreError(f"{folder}: no round is scored yet: its ledger is empty")
-    return _read(path, found, {})
+    return _read(path, found, {}, known)
 
 
-def _read(path: Path, found: list[Note], asked: Against) -> tuple[Run, CopyDiffers | None]:
+def _read(
+    path: Path, found: list[Note], asked: Against, known: Run | None = None
+) -> tuple[Run, CopyDiffers | None]:
     """Fold the ledger of a folder; return the run, and how a score file differs. ``found`` gets the lines."""
     file, before = path / LEDGER, ""
     for attempt in range(1, ATTEMPTS + 1):
@@ -184,8 +189,11 @@ def _read(path: Path, found: list[Note], asked: Against) -> tuple[Run, CopyDiffe
         read = head_of(file)
         try:
             files = read_scores(path)  # before the ledger: files must not be newer
-            with Ledger(file, read_only=True) as ledger:
-                run = replay(ledger, member=asked.get("member"))
+            if known is not None and known.head == read:
+                run = known
+            else:
+                with Ledger(file, read_only=True) as ledger:
+                    run = replay(ledger, member=asked.get("member"))
             own = path / ARCHIVE if (path / ARCHIVE).is_dir() else None
             lines.extend(_lines(run, asked, own))
             check_config(path, run.config)

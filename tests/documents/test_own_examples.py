@@ -7,6 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,20 @@ def test_every_example_is_run_here_and_short():
     assert all(name in page for name in names)
 
 
+def test_settings_that_the_guide_shows_leave_out_only_how_long_to_train():
+    page = (ROOT / "docs" / "bring-your-own.md").read_text(encoding="utf-8")
+    blocks = [tomllib.loads(text) for text in re.findall(r"```\n(\[data\].+?)```", page, flags=re.DOTALL)]
+    assert len(blocks) == 2
+    for shown in blocks:
+        whole = tomllib.loads((FOLDER / shown["data"]["path"]).with_suffix(".toml").read_text())
+        for name in ("rounds", "local_epochs", "batch_size"):
+            whole["training"].pop(name, None)
+        assert shown == whole
+
+
 def test_what_the_guide_shows_of_the_examples_is_in_them():
     page = (ROOT / "docs" / "bring-your-own.md").read_text(encoding="utf-8")
-    files = [*FOLDER.iterdir(), ROOT / "tests" / "simulation" / "test_own.py"]
+    files = [*FOLDER.glob("*.*"), ROOT / "tests" / "simulation" / "test_own.py"]
     there = {line.partition("#")[0].strip() for path in files for line in path.read_text().splitlines()}
     there |= {f"{line} " for line in there}
     shown = re.findall(

@@ -117,14 +117,18 @@ def test_score_and_rewards_take_fp_and_ee(tmp_path, score):
     assert done.exception.note.values["reason"].code == "status-in"
 
 
-def test_a_run_that_is_paid_by_fp_verifies_also_in_a_members_copy(tmp_path):
-    config = from_dict(TINY, ["scoring.visibility=coordinator", "training.rounds=1"])
+@pytest.mark.parametrize("agreed", [True, False])
+def test_a_run_that_is_paid_by_fp_verifies_also_in_a_members_copy(tmp_path, agreed):
+    asked, terms = ([], ["payment.score=FP"]) if agreed else (["--score", "fp"], [])
+    config = from_dict(TINY, ["scoring.visibility=coordinator", "training.rounds=1", *terms])
     from fedmerit.simulation.run import run
     from fedmerit.verify import verify_folder
 
     run(config, tmp_path / "run")
-    paid = call("rewards", tmp_path / "run", "--score", "fp", "--budget", "100", "--despite-doubts")
+    options = [*asked, "--budget", "100", "--despite-doubts", "--format", "json"]
+    paid = call("rewards", tmp_path / "run", *options)
     assert paid.exit_code == 0, paid.exception
+    assert ("score" in json.loads(paid.stdout)["departures"]) == (not agreed)
     assert list(verify_folder(tmp_path / "run"))
     copy = tmp_path / "copy.jsonl"
     assert call("export", tmp_path / "run", "--out", copy, "--for", "client-1").exit_code == 0

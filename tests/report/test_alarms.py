@@ -539,6 +539,7 @@ def test_rewards_refuses_exactly_what_the_readme_says(tmp_path, part, paid, warn
     assert (LEAST, MOST, TOLERANCE) == (0.5, 2.0, 0.2)
     assert "contributions add up to less than half or more than twice the gain" in readme
     assert "If contributions are more than 20 % off the gain, it warns" in readme
+    assert "two columns look swapped, or like changes of the utility" in readme
 
 
 def member_turned(one, k):

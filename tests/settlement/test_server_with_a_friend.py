@@ -258,6 +258,16 @@ def test_a_member_shown_a_second_manifest_still_states(tmp_path, honest):
         list(verify_folder(federation.folder, heads=federation.heads(VICTIM)))
 
 
+def test_a_manifest_that_was_only_shown_binds_nobody(tmp_path):
+    """Also while nobody has agreed yet: else t members who need this one would never come together."""
+    federation = federation_of(tmp_path, files=True)
+    second_manifest(federation)
+    with federation.over():
+        ask = federation.asked("client-0")["open", 2]
+        federation.before.clear()
+        assert federation.ask(VICTIM, ask, agreed={})
+
+
 def test_who_agreed_to_a_second_manifest_takes_the_one_that_t_members_agreed_to(tmp_path, honest):
     """Before: it never stated, and was paid what the others left it."""
     federation = federation_of(tmp_path, files=True)

@@ -325,6 +325,6 @@ def approve(
     there = run.approved(approval.decision)
     if missing := tuple(name for name in run.clients if name not in there):
         out.print(words("terminal.approvals-missing", clients=missing))
-    if said := refreshed(source):
+    if said := refreshed(run):
         out.print(said)
     out.print(f"head: {run.head}")

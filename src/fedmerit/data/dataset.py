@@ -101,7 +101,7 @@ class Dataset:
             occur. Without, (n,) or (n, 1) real numbers (kept as float32), or arrays (n, ...) of numbers.
         x_test: like ``x_train``, with samples of the same shape and type.
         y_test: like ``y_train``, but a class may be absent (then a balanced test pool is refused).
-        classes: names by class number; empty if y is no class.
+        classes: names by class number; empty if y is not a class label.
         group_train: (n,) strings or integers: who recorded each training sample. None if unknown.
         notes: what readers of results must know, such as licence, re-encoding or dropped images.
         images: whether x of shape (n, a, b) are grey images; False leaves them as they are.
@@ -120,7 +120,9 @@ class Dataset:
     def __post_init__(self) -> None:
         classes = tuple(str(name) for name in self.classes)
         if len(classes) == 1:
-            raise DataError(f"{self.name}: expected at least 2 classes, or none where y is no class, got 1")
+            raise DataError(
+                f"{self.name}: expected at least 2 classes, or none where y is not a class label, got 1"
+            )
         if twice := [name for name in classes if classes.count(name) > 1]:
             raise DataError(f"{self.name}: class name {twice[0]!r} appears twice")
         object.__setattr__(self, "classes", classes)
@@ -412,7 +414,7 @@ def npz(path: Path, *, images: bool = True) -> Dataset:
     """Read ``x_train, y_train, x_test, y_test`` as in `Dataset`, and ``group_train``, ``classes`` if present.
 
     If y is one integer or truth value per sample and ``classes`` is not there, the classes are "0", "1", ...
-    up to the largest label. Texts are names of classes. If y is anything else, it is no class. ``images``:
+    up to the largest label. Texts are names of classes. Any other y is not a class label. ``images``:
     whether x of shape (n, a, b) are grey images, not sequences, for example.
     """
     content = arrays(path)

@@ -457,9 +457,10 @@ def choose_pool(
     """Choose ``size`` test samples, balanced over classes (counts differ by at most one), and slice them.
 
     Any consecutive slice is as balanced as the pool. ``size`` 0 takes the whole test set, unbalanced; its
-    slices then follow the class proportions of the whole. Where y is no class, samples are drawn at random.
-    The salts are derived from the secret ``key``: whoever has it can test guesses of images. ``utility_hash``
-    is the SHA-256 of the utilities' definitions; for what else says how the pool is cut, see `pool_order`.
+    slices then follow the class proportions of the whole. Where y is not a class label, samples are drawn at
+    random. The salts are derived from the secret ``key``: whoever has it can test guesses of images.
+    ``utility_hash`` is the SHA-256 of the utilities' definitions; for what else says how the pool is cut, see
+    `pool_order`.
     """
     indices, slices, settled = pool_order(dataset, size, rng, **cut)
     return Pool(

@@ -47,7 +47,7 @@ OFF_GAIN: Final = 0.01
 """How far the products of all rounds may be from what they stand for, as a share of the gain."""
 ROUNDING: Final = 1.0
 """Squared units that rounding may cost beside it, where a direction is only a few units long."""
-BLOCKS_SLACK: Final = 1e-3
+BLOCKS_SLACK: Final = 1e-4
 """How much two machines may disagree about a block's part of the gain, as a share of the largest part."""
 
 # ------------------------------------------------------------------------------------- gradients on a path

@@ -33,7 +33,7 @@ Exchange = Literal[
     "last", "open", "agree", "agreed", "state", "table", "pairs", "settle", "close",
 ]  # fmt: skip
 EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
-PROTOCOL: Final = 5
+PROTOCOL: Final = 1
 """The version of these messages. Packages of different versions work together if they have this number."""
 _FORMATS: Final = "fedmerit remote {}"
 PACKAGE: Final = "[0-9a-zA-Z.+-]{1,40}"

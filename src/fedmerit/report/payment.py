@@ -170,10 +170,11 @@ class Proposal:
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the heading and the lines of a table: shares and amounts, and their intervals if known."""
         ends = ("share_low", "share_high", "payout_low", "payout_high") if self.spans is not None else ()
+        unknown = (None, None)
         yield ("client", "share", "payout", *ends)
         for one in self.lines:
-            interval = (*(one.share_span or ("", "")), *(one.amount_span or ("", ""))) if ends else ()
-            yield (one.client, one.share, str(one.amount), *interval)
+            interval = (*(one.share_span or unknown), *(one.amount_span or unknown)) if ends else ()
+            yield (one.client, one.share, one.amount, *interval)
 
 
 def score_to_pay(source: Source, asked: str | None) -> str | None:

@@ -97,6 +97,7 @@ def read_source(
     form: SheetForm = FOUND_OUT,
     missing: Missing | None = None,
     damaged: bool = False,
+    known: Run | None = None,
 ) -> Source:
     """Read a file of reports, or a run folder, whose ledger must verify.
 
@@ -106,11 +107,12 @@ def read_source(
         form: how a table is written, as far as its owner says so.
         missing: what a missed round counts as; unless given, as agreed.
         damaged: whether a run whose ledger does not verify is read from its scores.json, with the reason.
+        known: the run in the folder, if it was verified before.
     """
     path = Path(path)
     check_form(path, form)
     if (path / LEDGER).is_file():
-        source = _of_ledger(path, utility, missing, damaged=damaged)
+        source = _of_ledger(path, utility, missing, damaged=damaged, known=known)
     else:
         source = _of_file(path, utility, missing, form)
     if not path.is_dir():
@@ -221,12 +223,14 @@ def _of_file(path: Path, utility: str | None, missing: Missing | None, form: She
     )
 
 
-def _of_ledger(folder: Path, utility: str | None, missing: Missing | None, *, damaged: bool) -> Source:
+def _of_ledger(
+    folder: Path, utility: str | None, missing: Missing | None, *, damaged: bool, known: Run | None
+) -> Source:
     """Return a run from its ledger; if that is ``damaged``, from its score files."""
     lines: list[Note] = []
     file = folder / "scores.json"
     try:
-        run, differs = verified(folder, lines)
+        run, differs = verified(folder, lines, known)
         source = source_of(run, utility=utility, missing=missing)
     except StoreError:  # nothing is scored yet
         raise

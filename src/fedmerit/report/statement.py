@@ -83,7 +83,7 @@ def record(run: Run, proposal: Proposal, heading: Heading, language: str | None)
     else:
         recorded = f"recorded as {recorded}"
     written = f"{recorded}; {count} statements in {folder / 'statements'}"
-    return "\n".join(filter(None, [renewed, written, refreshed(folder, language), f"head: {paid.head}"]))
+    return "\n".join(filter(None, [renewed, written, refreshed(paid, language), f"head: {paid.head}"]))
 
 
 Row = tuple[str, ...]

@@ -33,7 +33,8 @@ def build(name: str, input_shape: Shape, classes: int, seed: int = 0) -> nn.Modu
     """Return the network ``name`` with weights drawn from ``seed``; global generators are not touched.
 
     The name is one of ``MODELS``, or ``module:factory``, called as ``factory(input_shape, classes)``. Only
-    ``mlp`` and a user's factory take samples that are no images. ``classes`` are outputs where y is no class.
+    ``mlp`` and a user's factory take samples other than images. Where y is not a class
+    label, ``classes`` is the number of outputs.
 
     >>> state_length(build("mlp", (4, 4, 1), 3))  # (16 + 1) * 128 + (128 + 1) * 64 + (64 + 1) * 3
     10627

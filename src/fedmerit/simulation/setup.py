@@ -278,8 +278,8 @@ def _check_classes(config: Config, dataset: Dataset) -> None:
     if config.partition.scheme == "dirichlet":
         raise ConfigError.at(
             "partition.scheme",
-            f"'dirichlet' deals class by class, and y of {dataset.name} is no class: expected iid, sizes, "
-            "group or file",
+            f"'dirichlet' deals class by class, and y of {dataset.name} is not a class label: expected iid, "
+            "sizes, group or file",
         )
     for key in ("label_noise", "label_flip"):
         if getattr(config.corruption, key):

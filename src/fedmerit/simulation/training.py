@@ -166,7 +166,7 @@ def _of_numbers(y: Labels) -> str:
 
 
 def check_target(loss: str, y: Labels, classes: int, what: str) -> None:
-    """Raise `ConfigError` if a loss cannot be trained with these targets; 0 classes: y is no class."""
+    """Raise `ConfigError` if a loss cannot be trained with these targets; without class labels, 0 classes."""
     whole = y.dtype.kind in "iu"
     kind = f"{classes} classes" if classes else "real numbers" if y.ndim == 1 else f"arrays of {y.dtype}"
     problem = ""

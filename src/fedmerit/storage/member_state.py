@@ -21,7 +21,6 @@ remember, shows it to them.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -44,7 +43,7 @@ from fedmerit.protocol.memory import T, Value
 from fedmerit.protocol.messages import pack
 from fedmerit.protocol.settler import two_manifests
 from fedmerit.protocol.terms import Lineage
-from fedmerit.storage.run_folder import check_private, examine_disk, sweep, write
+from fedmerit.storage.run_folder import check_private, examine_disk, lock, sweep, write
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -133,14 +132,14 @@ class StateFile:
                     f"{self.home}: a member's state must have mode 700, got {mode:o}; otherwise others could "
                     f"replace its record of what must never be done again; run: chmod 700 {self.home}"
                 )
-            lock = self._lock.open("a")
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            locked = self._lock.open("a")
+            lock(locked, wait=wait)
         except BlockingIOError as error:
-            lock.close()
+            locked.close()
             raise StoreError(f"{self.home}: the member is answering a message; try again later") from error
         except OSError as error:
             raise StoreError(f"{self.home}: cannot keep a member's state: {error}") from error
-        with lock:
+        with locked:
             self._content = None
             try:
                 yield

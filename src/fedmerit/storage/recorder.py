@@ -75,7 +75,7 @@ class LedgerRecorder:
     rounds: list[Round] = field(default_factory=list)  # closed so far
     beside: Callable[[Round, Outcome | None], Beside] | None = None  # of a rehearsal
     truth: Callable[[Sequence[int]], Mapping[str, Any]] | None = None  # by rounds with a sum
-    resumed: Run | None = None  # the run that is gone on with
+    resumed: Run | None = None  # the run that is being continued
     _masked: int = 0  # the last round with a record of its masked inputs
     _pending: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)  # of a rehearsal's round
 

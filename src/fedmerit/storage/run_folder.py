@@ -18,7 +18,6 @@ files follow from the ledger and are written after it. If a process is killed in
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -149,11 +148,12 @@ def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     try:
         with drafted(path, data, mode) as draft:
             draft.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        if os.name == "posix":  # Windows opens no folders
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     except OSError as error:
         raise StoreError(f"{path}: could not be written: {error.strerror or error}") from error
 
@@ -206,11 +206,21 @@ def held(path: Path) -> IO[str]:
     """Return a run folder's lock, which is released when the file is closed or the process ends."""
     handle = (path / ".lock").open("w")
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(handle)
     except BlockingIOError as error:
         handle.close()
         raise StoreError(f"{path}: another process is running in this folder") from error
     return handle
+
+
+def lock(handle: IO[str], *, wait: bool = False) -> None:
+    """Lock an open file for this process, or raise BlockingIOError; without locks, StoreError."""
+    try:
+        import fcntl
+    except ImportError as error:  # Windows, where tables are read all the same
+        system = "a run and a member's state need Linux or macOS: on Windows, use WSL or Docker"
+        raise StoreError(f"{handle.name}: {system}") from error
+    fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
 def leftovers(folder: Path) -> list[Path]:

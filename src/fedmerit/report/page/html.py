@@ -85,12 +85,13 @@ def page_of_run(folder: Path) -> str:
     return words("file.private" if facts.source.private else "file.open", path=path)
 
 
-def refreshed(folder: Path, language: str | None = None) -> str:
+def refreshed(run: Run, language: str | None = None) -> str:
     """Rewrite the pages beside a run's scores, each in its language unless given; return what was done."""
-    return "\n".join(_refreshed(path, language) for path in sorted(folder.glob("page*.html")))
+    pages = sorted(run.path.parent.glob("page*.html"))
+    return "\n".join(_refreshed(path, run, language) for path in pages)
 
 
-def _refreshed(path: Path, language: str | None) -> str:
+def _refreshed(path: Path, run: Run, language: str | None) -> str:
     folder, there = path.parent, path.read_text(encoding="utf-8", errors="replace")
     if OURS not in there:
         return words("file.not-ours", path=path)
@@ -98,7 +99,8 @@ def _refreshed(path: Path, language: str | None) -> str:
         return words("file.old", path=path, folder=folder, install=install("page"))
     try:
         spoken_there = next((one for one in LANGUAGES if f'<html lang="{one}"' in there), LANGUAGES[0])
-        write(path, page(folder, language=language or spoken_there).encode())
+        with speaking(language or spoken_there):
+            write(path, render(facts_of(folder, known=run)).encode())
     except (FedmeritError, OSError) as error:
         return words("file.old-failed", path=path, why=error)
     return words("file.shows", path=path)
@@ -155,9 +157,15 @@ def page(path: str | Path, *, language: str | None = None, heading: Heading | No
         return render(facts_of(path, heading=heading))
 
 
-def facts_of(path: str | Path, *, form: SheetForm = FOUND_OUT, heading: Heading | None = None) -> Facts:
-    """Return the facts of a page; arguments as in :func:`page`."""
-    source, asked = read_source(path, form=form, damaged=True), heading or Heading()
+def facts_of(
+    path: str | Path,
+    *,
+    form: SheetForm = FOUND_OUT,
+    heading: Heading | None = None,
+    known: Run | None = None,
+) -> Facts:
+    """Return the facts of a page; arguments as in :func:`page` and :func:`read_source`."""
+    source, asked = read_source(path, form=form, damaged=True, known=known), heading or Heading()
     facts = Facts(replace(source, heading=asked.over(source.heading)))
     one, currency = facts.decision, facts.source.heading.currency
     if one and one.heading.currency not in ("", currency):
