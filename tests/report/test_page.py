@@ -22,7 +22,7 @@ from fedmerit.ledger.decisions import Terms
 from fedmerit.notes import listed
 from fedmerit.report.facts import Facts
 from fedmerit.report.page import text as words
-from fedmerit.report.page.html import OURS, approvals, facts_of, page, page_of_run, render, signatures
+from fedmerit.report.page.html import OURS, approvals, facts_of, glance, page, page_of_run, render, signatures
 from fedmerit.report.payment import rules_of
 from fedmerit.report.text import dashed, rank_text, sure_worth, total_text, unbroken, worth
 from fedmerit.scoring.accumulate import accumulate
@@ -149,6 +149,18 @@ def test_a_tampered_ledger_is_the_first_thing_one_reads(run_folder, tmp_path):
     assert alarm < said.index(QUESTIONS[0])
     assert "rely on nothing here" in said
     assert "All scores here were recomputed" not in said
+
+
+def test_a_check_that_failed_stands_out_at_a_glance(run_folder, tmp_path):
+    folder = shutil.copytree(run_folder, tmp_path / "copy")
+    assert not any(failed for *_, failed in glance(facts_of(folder)))
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger, ledger:
+        ledger.execute("UPDATE records SET author = 'Castle' WHERE author = 'Dale'")
+    assert [value for _, value, failed in glance(facts_of(folder)) if failed] == ["does not verify"]
+    run = Federation(tmp_path, 4, 2, settings={"scoring": {"method": "settled"}})
+    run.stating(7, key="2")
+    lied = facts_of(run.run().folder)
+    assert [value for _, value, failed in glance(lied) if failed] == ["1 of 2"]
 
 
 def test_a_lone_file_gives_a_page_that_says_what_is_absent(tmp_path):

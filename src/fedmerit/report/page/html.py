@@ -477,10 +477,10 @@ def approvals(facts: Facts) -> str:
     return words("signed.approved-some", number=decision.number, count=len(there), n=n, clients=missing)
 
 
-def glance(facts: Facts) -> list[tuple[str, str]]:
-    """Return the page at one glance, as names and values."""
+def glance(facts: Facts) -> list[tuple[str, str, bool]]:
+    """Return the page at one glance, as names and values, and whether a value is a check that failed."""
     source, decision, run = facts.source, facts.decision, facts.source.run
-    n, found = len(source.clients), dict[str, str]()
+    n, found, failed = len(source.clients), dict[str, str](), {"ledger"} if source.broken else set[str]()
     if decision is not None:
         found["budget"] = money_text(decision.paid.budget, source.heading.currency)
         found["paid"] = words("glance.of", count=sum(map(bool, decision.paid.values())), n=n)
@@ -494,9 +494,10 @@ def glance(facts: Facts) -> list[tuple[str, str]]:
     if facts.settled:
         account = facts.account
         found["equations"] = words("glance.of", count=account.holding, n=len(account.rounds))
+        failed |= {"equations"} if account.holding < len(account.rounds) else set()
     ledger = "broken" if source.broken else "verified" if run is not None else "lacking"
     found["ledger"] = words(f"glance.{ledger}")
-    return [(words(f"glance.{code}"), value) for code, value in found.items()]
+    return [(words(f"glance.{code}"), value, code in failed) for code, value in found.items()]
 
 
 # ------------------------------------------------------------------------------------------------ downloads
