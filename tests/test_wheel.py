@@ -51,7 +51,7 @@ def test_a_wheel_runs_the_demo_in_an_environment_of_its_own(tmp_path):
     assert "settlement: in round 1 Elm stated a false number" in told
     (made,) = (tmp_path / "runs" / "demo").glob("page*.html")
     assert made.read_text().startswith("<!doctype html>")
-    paid = ("rewards", "runs/demo", "--budget", "10000.00", "--on-undefined", "equal", "--despite-doubts")
+    paid = ("rewards", "runs/demo", "--budget", "10000.00", "--rule", "equal")
     assert "recorded as decision 1" in called(bin_ / "fedmerit", *paid, cwd=tmp_path)
 
 

@@ -120,11 +120,8 @@ class Data:
     test_size: int = setting(
         500, "test samples, balanced over classes if there are any; 0: the whole test set as it is"
     )
-    test_reveal: Literal["fixed", "per-round", "end"] = setting(
-        "fixed",
-        above="Which test samples a round shows. fixed: the same in every round. per-round: a fresh slice of "
-        "the pool, in a committed order. end: none before the last round is over, for scoring.method = "
-        '"settled" and only there. If you leave the key out, it is end there and fixed elsewhere.',
+    test_reveal: Literal["fixed", "per-round"] = setting(
+        "fixed", "of rounds with reports; per-round: a fresh slice of the pool each, in a committed order"
     )
     options: Mapping[str, Any] = setting(
         {}, 'options of the reader: {size = 64} for images, {target = "outcome"} for a table'

@@ -172,7 +172,7 @@ def test_a_new_run_starts_from_the_last_model_of_one_that_died(home):
     )
     strategy.start(grid=grid_of(home), initial_arrays=model, num_rounds=1)
     assert {report.bound_to["m0"] for report in rounds_in(home / "second")[0].reports.values()} == {m}
-    terms = Terms("100.00", task.UTILITIES[0], on_undefined="equal", despite_doubts=True)
+    terms = Terms("100.00", task.UTILITIES[0], rule="equal")
     made, _ = record_decision(home / "second", terms)
     assert made.rounds == 1
     assert "payouts" in [line.code for line in verify_folder(home / "second")]
@@ -284,7 +284,6 @@ def test_killed_before_a_score_file_the_folder_is_scored_paid_and_repaired(tmp_p
 
 
 def roster_without(home):
-    """The same members, and no server."""
     members = read_roster(home / "roster.toml").members
     (home / "roster.toml").unlink()
     write_roster(home / "roster.toml", Roster(members))

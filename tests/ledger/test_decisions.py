@@ -119,7 +119,6 @@ def put(**values):
 
 
 def inside(*path, **values):
-    """Change what is inside of a body."""
 
     def edit(body):
         for key in path:
@@ -166,7 +165,6 @@ def another_spelling(body):
         (put(replaces=1), "expected decision 1, which replaces None"),
         (put(rounds=2), "rests on 2 rounds, but 3 were closed before it"),
         (put(unpaid=1), "unpaid amount is not the rest"),
-        (put(status="undefined"), "states status 'undefined'"),
         (put(shares={}), "share.client-0: missing"),
         (put(cents=None), r"at `\$\.cents`"),
         (put(cap="x"), "expected a number in hexadecimal"),

@@ -12,7 +12,7 @@ from fedmerit.cli import base
 from fedmerit.cli.base import app, err, fail, form_of, heading_of, out, write, write_json
 from fedmerit.notes import words
 from fedmerit.scoring.accumulate import Missing
-from fedmerit.scoring.rewards import OnUndefined, Rule
+from fedmerit.scoring.rewards import Rule
 
 if TYPE_CHECKING:
     from fedmerit.report.source import Source
@@ -199,7 +199,6 @@ def rewards(
     ] = None,
     floor: Annotated[float | None, _part("Smallest share of each member who has a score.", "0")] = None,
     cap: Annotated[float | None, _part("Largest share of a member.", "1")] = None,
-    on_undefined: Annotated[OnUndefined, Option(help="What to do if scores allow no shares.")] = "refuse",
     format: Format_ = "table",
     out_: Out_ = None,
     despite_doubts: Annotated[
@@ -253,8 +252,7 @@ def rewards(
     facts = Facts(source, score=paid_by)
     chosen = {
         "rule": rule, "equal": equal, "floor": floor, "cap": cap,
-        "currency": heading.currency or None, "on_undefined": on_undefined,
-        "despite_doubts": despite_doubts,
+        "currency": heading.currency or None, "despite_doubts": despite_doubts,
     }  # fmt: skip
     found = propose(facts, budget, chosen, dry_run=dry_run)
     said = ""

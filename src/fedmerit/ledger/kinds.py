@@ -23,7 +23,7 @@ from fedmerit.protocol.messages import PACKAGE
 from fedmerit.protocol.outcome import Round
 from fedmerit.protocol.terms import Agreed, roster_in
 from fedmerit.scoring.accumulate import Missing
-from fedmerit.scoring.rewards import OnUndefined, Rule
+from fedmerit.scoring.rewards import Rule
 from fedmerit.secagg.setting import Setting
 
 Hash = Annotated[str, Meta(pattern=HASH)]
@@ -314,10 +314,8 @@ class DecisionBody(Body, frozen=True, kw_only=True):
     floor: str
     cap: str
     forfeit: str
-    on_undefined: OnUndefined
     despite_doubts: bool
     departures: Names
-    status: Literal["ok", "undefined"]
     unpaid: int
     fence: FenceBody | UnsetType = UNSET
     heading: RecordedHeading | UnsetType = UNSET

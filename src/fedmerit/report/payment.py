@@ -156,7 +156,6 @@ class Proposal:
             "budget": str(self.paid.budget),
             "currency": self.paid.currency,
             "rule": divided.rule,
-            "status": divided.status,
             "unpaid": str(self.paid.unpaid),
             "shares": {one.client: one.share for one in lines},
             "payouts": {one.client: str(one.amount) for one in lines},
@@ -232,7 +231,7 @@ def propose(facts: Facts, budget: str, chosen: Mapping[str, Any], *, dry_run: bo
         shares=divided,
         paid=payouts(divided, budget, coin or None),
         notes=tuple(dict.fromkeys(notes)),
-        departures=departures_of(terms, config, divided.status) if config else (),
+        departures=departures_of(terms, config) if config else (),
         warnings=tuple(warnings),
     )
 

@@ -347,8 +347,6 @@ def _earns(facts: Facts, client: str) -> Iterator[str]:
         yield words("statement.score-reported", rounds=left_out, **values)
     else:
         yield words("statement.score", **values)
-    if divided.status != "ok":
-        yield words("pay.fallback")
     if part := divided.forfeits.get(client):
         yield words("statement.forfeited", part=part)
     if standing.total < 0 and terms.rule != "equal":

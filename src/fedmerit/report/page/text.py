@@ -390,8 +390,6 @@ def decision(facts: Facts) -> list[str]:
     if facts.other_basis:
         basis = words("pay.basis", score=noun(terms.score), measure=spoken(terms.utility))
         sentences.append(words("pay.other-basis", basis=basis))
-    if decision.shares.status != "ok":
-        sentences.append(words("pay.fallback"))
     return [*sentences, about(terms)]
 
 
