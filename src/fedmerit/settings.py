@@ -121,7 +121,9 @@ class Data:
         500, "test samples, balanced over classes if there are any; 0: the whole test set as it is"
     )
     test_reveal: Literal["fixed", "per-round"] = setting(
-        "fixed", "of rounds with reports; per-round: a fresh slice of the pool each, in a committed order"
+        "fixed",
+        above="Where members report. fixed: the same test samples in every round. per-round: a fresh slice of "
+        "the pool each round, in a committed order.",
     )
     options: Mapping[str, Any] = setting(
         {}, 'options of the reader: {size = 64} for images, {target = "outcome"} for a table'
