@@ -122,7 +122,7 @@ class Data:
     )
     test_reveal: Literal["fixed", "per-round"] = setting(
         "fixed",
-        above="Where members report. fixed: the same test samples in every round. per-round: a fresh slice of "
+        above="Where members report. fixed: the same test samples in all rounds. per-round: a fresh slice of "
         "the pool each round, in a committed order.",
     )
     options: Mapping[str, Any] = setting(
