@@ -214,3 +214,14 @@ def test_nothing_half_done_is_left_on_a_terminal(steps):
     last = out.getvalue().rpartition("settlement follows")[2]
     assert "0/4" not in last
     assert "2/2" in last
+
+
+def test_what_is_left_is_told_by_the_rounds_after_the_slow_first_one(monkeypatch):
+    clock, out = [0.0], io.StringIO()
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: clock[0])
+    with watching(Console(file=out, width=100)) as watch:
+        for number, at in ((1, 30.0), (2, 32.0), (3, 34.0)):
+            clock[0] = at
+            watch(Progress("round", number, 5, number, 5))
+    assert "(about 6.0 s left)" in out.getvalue()  # after two rounds: three of 2 s
+    assert "(about 4.0 s left)" in out.getvalue()
