@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedmerit.config import from_dict
-from fedmerit.errors import ConfigError, DataError, FedmeritError, StoreError
+from fedmerit.errors import ConfigError, DataError, FedmeritError
 from fedmerit.files.reports import read
 from fedmerit.identity import number
 from fedmerit.notes import code_of
@@ -319,17 +319,6 @@ def test_what_cannot_start_fails_before_training_and_leaves_nothing_in_the_way(t
                 run(config, tmp_path / "later")
     for folder, settings in (("run", tiny("training.rounds=2")), ("later", config)):
         assert len(run(settings, tmp_path / folder, resume=folder == "later")["rounds"]) == 2
-
-
-def test_a_folder_in_use_or_of_another_config_is_refused(rehearsed):
-    _, folder = rehearsed
-    with pytest.raises(StoreError, match="not empty; use --resume"):
-        run(tiny(ALL), folder)
-    with pytest.raises(StoreError, match=r"a different config: training.rounds is 2 there and 3 here"):
-        run(tiny("training.rounds=3"), folder, resume=True)
-    before = scores_json(folder)
-    run(tiny(ALL), folder, resume=True)  # finished: nothing to do, nothing changed
-    assert scores_json(folder) == before
 
 
 @pytest.mark.parametrize(
