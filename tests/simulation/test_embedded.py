@@ -9,6 +9,7 @@ from fedmerit.config import from_dict
 from fedmerit.errors import ConfigError, DataError, FedmeritError
 from fedmerit.files.reports import read
 from fedmerit.identity import number
+from fedmerit.notes import code_of
 from fedmerit.protocol.memory import UPDATE
 from fedmerit.protocol.terms import task_of
 from fedmerit.scoring.ground_truth import normalise
@@ -355,6 +356,8 @@ def test_a_plan_says_before_the_run_what_the_run_says_at_its_start(tmp_path):
     assert any(note.startswith("round 2 aborted, the model is unchanged: ") for note in said)
     few = plan(tiny("participation.fraction=0.1"), calibrate=False).notes
     assert "participation.fraction 0.1 of 4 members is fewer than 3: 3 take part" in few
+    settled = plan(tiny("scoring.method=settled"), calibrate=False).notes
+    assert [code_of(note) for note in settled if "not measured" in note] == ["only-settled"]
     quiet = plan(tiny(), calibrate=False).notes
     assert not any("aborted" in note or "members" in note or "lower" in note for note in quiet)
 

@@ -447,6 +447,10 @@ def test_most_of_the_gain_is_not_for_a_constant_answer(tmp_path):
     codes = [code_of(note) for note in plain.notes]
     assert "constant-earns" in codes
     assert any("leave it out" in note for note in plain.notes)
+    run(guide(tmp_path, model={"outputs": "plain"}, training={"rounds": 2}), tmp_path / "plain")
+    facts = Facts(read_source(tmp_path / "plain"))
+    assert facts.source.run.first.mean_answer == plain.constant
+    assert "mean" in [doubt.code for doubt in facts.doubts]
     assert "standardised-y" not in codes
     shown = federation.pool.settlement()
     first, far = (
