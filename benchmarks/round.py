@@ -1,8 +1,7 @@
 """What do scoring and secure aggregation add to a plain round of federated averaging?
 
 The same rehearsal, the paper's CNN on images of CIFAR-10's shape (random pixels: time does not depend on
-them), 9 members, 5 local epochs, 2,000 test images; without PHI of every round, which a rehearsal computes as
-an analysis. Three runs in one process: plain (sum without masks, v(M)
+them), 9 members, 5 local epochs, 2,000 test images. Three runs in one process: plain (sum without masks, v(M)
 evaluated, nobody reports), with masks, with masks and scores. Training time grows in proportion to the
 training images, which is measured at two sizes; the other costs do not depend on them. So the ratio at 50,000
 images is extrapolated, and said to be.
@@ -23,9 +22,7 @@ import numpy as np
 from machine import machine
 
 from fedmerit.config import Config, from_dict
-from fedmerit.simulation.analysis import Phi
 from fedmerit.simulation.run import Progress, Rehearsal
-from fedmerit.simulation.setup import prepare
 from fedmerit.storage.run_folder import Folder
 
 MEMBERS, TEST, FULL = 9, 2_000, 50_000
@@ -77,14 +74,12 @@ def one_round(folder: Path, images: int, *, secure: bool, scoring: bool) -> dict
     clock = Clock()
     settings = config(folder, images, secure=secure)
     with tempfile.TemporaryDirectory(dir=folder) as path, Folder(Path(path) / "run", settings) as store:
-        federation = prepare(
-            settings
-        )  # without PHI, which is an analysis that no deployment makes in a round
-        rehearsal = Rehearsal(settings, store, clock, federation=federation, phi=Phi(federation, ()))
-        if not scoring:
-            rehearsal.transport.lost = {f"client-{i}": "2:report" for i in range(MEMBERS)}
+        rehearsal = Rehearsal(settings, store, clock)
         rehearsal.join()
         rehearsal.round(1)
+        if not scoring:
+            carry = rehearsal.transport.exchange
+            rehearsal.transport.exchange = lambda kind, asks: carry(kind, asks) if kind != "report" else ()
         clock.restart()
         began = time.perf_counter()
         rehearsal.round(2)

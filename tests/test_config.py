@@ -25,7 +25,7 @@ from fedmerit.config import (
 )
 from fedmerit.errors import ConfigError, InputError
 from fedmerit.notes import two_spellings
-from fedmerit.settings import Heading, Partition, Scoring, Training
+from fedmerit.settings import Data, Heading, Partition, Scoring, Training
 from raising import raises
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -105,7 +105,10 @@ def test_an_empty_file_is_a_valid_run_and_the_commented_one_is_a_first_run(tmp_p
 
 def test_the_commented_file_explains_every_choice_and_names_every_default_that_it_changes():
     lines = {line.partition(" = ")[0]: line for line in commented_config().splitlines()}
-    assert "# fixed | per-round | end; per-round: a fresh slice" in lines["test_reveal"]
+    assert lines["test_reveal"].endswith('  # one of "fixed", "per-round"')
+    assert lines["outputs"].endswith('""  # one of "logits", "probabilities", "standardised", "plain"')
+    assert lines["rule"].endswith('  # one of "fenced", "fair", "impartial", "equal"')
+    assert max(map(len, commented_config().splitlines())) <= 120
     assert lines["away"].startswith("away = {}  # {client-2 = [3]}")
     assert "# Who takes part when." in commented_config()
     assert "called as factory(input_shape, outputs)" in commented_config()
@@ -264,7 +267,7 @@ BAD = {  # by setting: values that are refused beside nothing else
         ("scoring.solo", True, SETTLED),
         ("scoring.truth", ["shapley"], SETTLED),
         ("training.weights", "scores", SETTLED),
-        ("data.test_reveal", "fixed", SETTLED),
+        ("data.test_reveal", "per-round", SETTLED),
         *[("data.test_reveal", "end", method) for method in (BOTH, REPORTS)],
         *[("scoring.utilities", [name, "brier"], method)
           for method in (SETTLED, BOTH) for name in ("accuracy", "balanced-accuracy")],
@@ -341,14 +344,11 @@ def test_the_fraction_that_is_named_is_allowed(members, threshold):
         assert few.threshold == 3
 
 
-def test_the_pool_of_a_settled_run_is_shown_at_its_end_also_if_the_key_is_left_out():
+def test_no_round_of_a_settled_run_shows_a_part_of_the_pool():
     settled = from_dict({"scoring": {"method": "settled"}, "data": {"test_size": 100}})
-    assert settled.data.test_reveal == "end"
     assert recorded(settled.to_toml()) == settled
-    assert from_dict({}, ["scoring.method=settled"]).data.test_reveal == "end"
-    assert from_dict({"scoring": {"method": "both"}}).data.test_reveal == "fixed"
     with raises(ConfigError, setting="data.test_reveal"):
-        Config(scoring=Scoring(method="settled"))
+        Config(scoring=Scoring(method="settled"), data=Data(test_reveal="per-round"))
     with raises(ConfigError, setting="training.rounds"):  # what is made in Python is checked too
         Config(training=Training(rounds="3"))
 

@@ -114,12 +114,12 @@ def test_the_page_has_words_of_its_own():
     told = Note("no-shares", why=why)
     assert told == (
         "no shares: the positive part of ALPHA is 0.5, no more than two standard errors (1); "
-        "--on-undefined equal or zero (on_undefined in Python) decides such a case"
+        "--rule equal pays everybody alike"
     )
     assert on_page(told) == told.replace("ALPHA", "contribution")
     none = Note("nothing-positive", score="LOO", positive=0.0)
     nothing = "nobody's LOO is above zero, so there is nothing to divide by"
-    assert on_page(Note("undefined-decided", reason=none, decided="equal")) == nothing
+    assert on_page(Note("undefined", reason=none)).startswith(nothing)
     assert on_page(Note("only-listed", client="Eve")).startswith("member 'Eve' is on the list of members but")
     assert on_page("client 'Eve' of somebody's own note") == "client 'Eve' of somebody's own note"
 
@@ -191,8 +191,8 @@ def test_german_notes_have_german_quotation_marks_and_code_stays_code():
         assert "„Sankt Anna's\\n“" in Note("never-summed", client="Sankt Anna's\n")
         assert "„U\\u0308lm“ und „\\xdclm“" in Note("composed-alike", client="U\u0308lm", other="Ülm")
         assert "Status „reversed“, nicht „ok“" in Note("status", score="FP", status="reversed")
-        decided = Note("undefined-decided", reason=Note("undefined", reason="x"), decided="equal")
-    assert "--on-undefined equal (on_undefined in Python) hat entschieden" in decided
+        undefined = Note("undefined", reason="x")
+    assert "--rule equal zahlt allen gleich viel" in undefined
     assert "member 'Ulm' reported" in Note("partly-zero", client="Ulm", seen=1, rounds=2)
 
 

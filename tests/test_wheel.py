@@ -1,5 +1,6 @@
 """What is handed out: a wheel that works by itself, files people look for, and what runs without extras."""
 
+import ast
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import sys
 import sysconfig
 import tomllib
 import venv
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -51,7 +53,7 @@ def test_a_wheel_runs_the_demo_in_an_environment_of_its_own(tmp_path):
     assert "settlement: in round 1 Elm stated a false number" in told
     (made,) = (tmp_path / "runs" / "demo").glob("page*.html")
     assert made.read_text().startswith("<!doctype html>")
-    paid = ("rewards", "runs/demo", "--budget", "10000.00", "--on-undefined", "equal", "--despite-doubts")
+    paid = ("rewards", "runs/demo", "--budget", "10000.00", "--rule", "equal")
     assert "recorded as decision 1" in called(bin_ / "fedmerit", *paid, cwd=tmp_path)
 
 
@@ -147,3 +149,45 @@ def test_what_needs_none_of_them_loads(absent, program):
         [sys.executable, "-c", BLOCK.format(absent) + program], capture_output=True, check=False
     )
     assert found.returncode == 0, found.stderr
+
+
+TABLES = """
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from fedmerit.cli import main
+from fedmerit.errors import StoreError
+from fedmerit.storage.run_folder import held
+for command in (["score"], ["rewards", "--budget", "100"], ["page", "--out", {page!r}]):
+    sys.argv = ["fedmerit", *command, {table!r}]
+    try: main()
+    except SystemExit as done: assert not done.code, done
+try: held(Path({page!r}).parent)
+except StoreError as error: print(error)
+"""
+
+
+def test_without_locks_as_on_windows_tables_are_read_and_runs_are_refused(tmp_path):
+    table = str(ROOT / "examples" / "hospitals.csv")
+    program = BLOCK.format(("fcntl",)) + TABLES.format(table=table, page=str(tmp_path / "page.html"))
+    said = called(sys.executable, "-c", program, cwd=tmp_path)
+    assert "budget 100.00, rule fenced" in said
+    assert said.endswith("a run and a member's state need Linux or macOS: on Windows, use WSL or Docker\n")
+    assert (tmp_path / "page.html").exists()
+
+
+def test_every_package_that_is_imported_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [one for extra in project["optional-dependencies"].values() for one in extra]
+    declared = {
+        re.match(r"[\w-]+", one)[0].replace("_", "-").lower() for one in (*project["dependencies"], *extras)
+    }
+    imported = set()
+    for path in (ROOT / "src" / "fedmerit").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+            imported |= {name.partition(".")[0] for name in names}
+    of, known = packages_distributions(), {"fedmerit", *sys.stdlib_module_names}
+    packages = {of[name][0].replace("_", "-").lower() for name in imported - known}
+    # jinja2 brings the one; where Parquet is read, an error tells how to install the other
+    assert packages - declared == {"markupsafe", "pyarrow"}

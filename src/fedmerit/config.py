@@ -145,8 +145,6 @@ def from_dict(raw: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
         partition.setdefault("clients", len(names))
     elif str(partition.get("scheme")).partition(":")[0] in ("group", "file"):
         partition.setdefault("clients", 0)
-    if scoring.get("method", Scoring.method) == "settled":
-        tree["data"] = {"test_reveal": "end", **tree.get("data", {})}
     parts = {name: _section(name, kinds[name], part) for name, part in tree.items()}
     if is_open := "method" not in scoring:
         measured = parts.get("scoring", Scoring())
@@ -377,12 +375,8 @@ def _check_method(config: Sections) -> None:
             instead = "it is a metric of the whole test set; put a mean over samples first"
         problem = f"{method!r} settles the first utility along its gradient, and {paid!r} has none: {instead}"
         raise ConfigError.at("scoring.utilities", f"{problem}, or take scoring.method = 'reports'")
-    reveal = config.data.test_reveal
-    if (reveal == "end") == config.reports:
-        expected = "fixed or per-round" if config.reports else "end (or leave the key out)"
-        problem = f"expected {expected} with scoring.method = {method!r}, got {reveal!r}"
-        raise ConfigError.at("data.test_reveal", problem)
     measured = {
+        "data.test_reveal": config.data.test_reveal == "per-round",
         "training.weights": config.weighing == "scores",
         "scoring.game": config.scoring.game == "renormalised",
         "scoring.solo": config.scoring.solo,

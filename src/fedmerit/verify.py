@@ -1,6 +1,6 @@
 """Verification of a run, finished or not, from its folder or from a copy of its ledger. It writes nothing.
 
-`examine_folder` and `examine_machine` check what a run needs on this machine.
+`examine_machine` checks what a run needs on this machine.
 """
 
 from __future__ import annotations
@@ -39,11 +39,8 @@ from fedmerit.storage.member_state import SPARE
 from fedmerit.storage.run_folder import (
     ARCHIVE,
     FolderArchive,
-    check_private,
     examine_disk,
     head_of,
-    held,
-    leftovers,
 )
 
 # ---------------------------------------------------------------------------------------------------- keys
@@ -220,35 +217,6 @@ def _read(
         before = read
         time.sleep(PAUSE)
     raise AssertionError("the last attempt returns or raises")
-
-
-def examine_folder(path: str | Path) -> Iterator[Note]:
-    """Check a run folder as its operator needs it, and yield what was found; "problem" is the code of faults.
-
-    It says what `verify_folder` says, and looks at keys, leftovers, the disk and a process at work.
-    """
-    path = Path(path)
-    checkpoints = path / "checkpoints"
-    if not (path / "config.toml").exists():
-        Ledger(path / LEDGER, read_only=True).close()  # says so if this is no run, before anything is written
-    try:
-        held(path).close()
-    except StoreError:
-        yield Note("folder-running")
-    except OSError as error:  # such as a copy on a disk that can only be read
-        yield Note("folder-unlocked", why=error.strerror or str(error))
-    keys = sorted((path / "keys").glob("*.pem"))
-    yield from check_private(path / LEDGER, *keys, *checkpoints.glob("*.safetensors"))
-    yield Note("folder-keys", files=len(keys))
-    for file in (*leftovers(path), *leftovers(checkpoints)):
-        yield Note("folder-left", path=str(file))
-    try:
-        yield from verify_folder(path)
-    except LedgerError as error:
-        yield Note("problem", what=str(error))
-    largest = max((file.stat().st_size for file in checkpoints.glob("*")), default=0)
-    yield from examine_disk(path, 4 * largest)
-    yield Note("restore-folder")
 
 
 def verify_copy(path: str | Path, **asked: Unpack[Against]) -> Iterator[Note]:

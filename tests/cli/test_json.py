@@ -53,7 +53,7 @@ def test_scores_and_payouts(runs, fedmerit, method):
     assert found["clients"] == ["A", "B", "C", "D"]
     valid((runs / method / "scores.json").read_text(), "score")
     out = fedmerit("rewards", runs / method, "--budget", "100", "--dry-run", "--format", "json",
-                   "--on-undefined", "equal", "--despite-doubts")[1]  # fmt: skip
+                   "--rule", "equal")[1]  # fmt: skip
     paid = valid(out, "rewards")
     assert set(paid["shares"]) == {"A", "B", "C", "D"}
 

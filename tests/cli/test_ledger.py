@@ -1,6 +1,5 @@
 """Commands on a run's ledger: rewards that are recorded, verify with heads, export."""
 
-import errno
 import json
 import shutil
 from html import unescape
@@ -203,7 +202,6 @@ def test_an_export_replaces_an_older_copy_of_its_ledger_and_nothing_else(fedmeri
 
 
 def roster_in(folder):
-    """The roster that a rehearsal's own keys make."""
     path = folder.parent / "roster.toml"
     keys = {name: public_key(load_key(folder / "keys" / f"{name}.pem")) for name in "ABCD"}
     write_roster(path, Roster(Member(name, key) for name, key in keys.items()))
@@ -236,17 +234,6 @@ def test_the_page_of_the_folder_that_one_is_in(fedmerit, folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert fedmerit("page", ".") == (0, "wrote page-run.html\n", "")
     assert (folder / "page-run.html").is_file()
-
-
-def test_a_doctor_checks_a_copy_that_can_only_be_read(fedmerit, folder, monkeypatch):
-    def held(path):
-        raise OSError(errno.EROFS, "Read-only file system", str(path / ".lock"))
-
-    monkeypatch.setattr("fedmerit.verify.held", held)
-    code, out, err = fedmerit("doctor", folder)
-    assert (code, err) == (0, "")
-    assert "cannot be written (Read-only file system): whether a process is running in it was not" in out
-    assert out.endswith(f"{folder}: in order\n")
 
 
 def test_the_copy_of_a_settled_run_says_that_the_folder_has_the_scores_that_are_paid(fedmerit, tmp_path):

@@ -24,7 +24,6 @@ SILENT = """round,client,silent,empty,grand,alone,without
 
 
 def failure(*arguments):
-    """The message with which a command fails."""
     result = call(*arguments)
     assert result.exception is not None
     with pytest.raises(SystemExit), errors_as_messages():
@@ -60,11 +59,10 @@ def test_who_never_reported_has_a_row_with_nothing_and_a_reason(silent, rule):
 def test_advice_names_the_option_and_the_argument(tmp_path):
     path = tmp_path / "r.csv"
     path.write_text("round,client,empty,grand,alone,without\n1,A,0.5,0.4,0.45,0.45\n1,B,0.5,0.4,0.45,0.45\n")
-    advice = "; --on-undefined equal or zero (on_undefined in Python) decides such a case"
+    advice = "; --rule equal pays everybody alike"
     assert advice in failure("rewards", path, "--budget", "1", "--despite-doubts")
     assert advice in call("score", path).output
-    said = call("rewards", path, "--budget", "1", "--despite-doubts", "--on-undefined", "equal").output
-    assert "; --on-undefined equal (on_undefined in Python) decided" in said
+    assert "0.50" in call("rewards", path, "--budget", "1", "--rule", "equal").output
 
 
 def test_a_decision_records_the_currency_of_its_budget(tmp_path):

@@ -94,7 +94,7 @@ def test_any_command_that_is_stopped_says_what_it_leaves(
 @pytest.mark.parametrize(
     "command",
     [
-        "score {}", "rewards {} --budget 10", "page {}", "compare {} {}", "verify {}", "doctor {}",
+        "score {}", "rewards {} --budget 10", "page {}", "compare {} {}", "verify {}",
         "export {} --out copy.jsonl", "settle close {}",
     ],
 )  # fmt: skip
@@ -141,7 +141,6 @@ def test_paragraphs_of_help_are_as_wide_as_the_terminal(fedmerit, monkeypatch):
 
 
 def commands(fedmerit, *above):
-    """Every command with its help, also those of groups."""
     told = fedmerit.said(*above, "--help")
     names = re.findall(r"^│ ([a-z]+)  ", told, re.MULTILINE)
     yield above, told, names
@@ -173,10 +172,6 @@ def test_a_doctor_looks_at_the_machine(fedmerit, tmp_path, monkeypatch):
     assert re.search(r"^(GPU: .+|no GPU that PyTorch can use); \d+ CPU cores?$", out, re.MULTILINE)
     assert re.search(r"^clock: \d{4}-\d\d-\d\d \d\d:\d\d UTC$", out, re.MULTILINE)
     assert re.search(r"^disk: [\d,]+\.\d GiB free\nthis machine: in order$", out, re.MULTILINE)
-    missing = tmp_path / "missing"
-    assert fedmerit("doctor", missing) == (2, "", f"error: {missing}: no such file or folder\n")
-    code, _, err = fedmerit("doctor", "--ledger", tmp_path)
-    assert (code, err) == (2, "error: --ledger: expected a member's private key too\n")
 
 
 def test_a_doctor_finds_a_clock_that_is_behind_a_full_disk_and_what_is_not_installed(

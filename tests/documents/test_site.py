@@ -100,6 +100,9 @@ FOUND = {
     "withdraw": "questions.html#can-a-member-withdraw",
     "appeal": "questions.html#can-a-member-appeal",
     "pandas": "json.html#in-python",
+    "reversed": "questions.html#what-does-the-status-reversed",
+    "dropout": "questions.html#what-about-dropouts",
+    "negative": "questions.html#a-negative-contribution",
 }
 """What newcomers type -> where one of the first three results leads."""
 

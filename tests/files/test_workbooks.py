@@ -465,6 +465,16 @@ def test_numbers_look_like_money_shares_and_scores_and_add_up(tmp_path, fedmerit
         }
 
 
+def test_notes_in_a_workbook_are_in_its_language(tmp_path, fedmerit):
+    asked = ("rewards", HOSPITALS, "--budget", "100", "--format", "xlsx", "--language", "de")
+    assert fedmerit(*asked, "--out", tmp_path / "paid.xlsx")[0] == 0
+    (*_, how) = load_workbook(tmp_path / "paid.xlsx")
+    told = [row[0] for row in how.iter_rows(values_only=True)]
+    assert [line for line in told if "unter null" in line] == [
+        "Hinweis: Beitrag unter null zählt als null: Harbour"
+    ]
+
+
 EVIL = ["=HYPERLINK(A1)", "+1+cmd|'/C calc'!A0", "-2+3", "@SUM(A1)", "#N/A", "'=kept", "a\x07b"]
 
 

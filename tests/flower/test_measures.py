@@ -188,10 +188,10 @@ def test_without_a_gradient_the_method_must_be_said(home):
     nothing = lambda given, test: None  # noqa: E731
     made = contributions(home, method=None, gradient=nothing)
     config, text = made._config(2)
-    assert (config.scoring.method, config.data.test_reveal) == ("settled", "end")
+    assert (config.scoring.method, config.data.test_reveal) == ("settled", "fixed")
     assert "window_days = 14.0" in text
     with refused(ConfigError, setting="data.test_reveal"):
-        contributions(home, gradient=nothing, method="settled", test_reveal="fixed")
+        contributions(home, gradient=nothing, method="settled", test_reveal="per-round")
 
 
 # --------------------------------------------------------------------------------------------- torch_scoring

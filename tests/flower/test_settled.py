@@ -23,7 +23,7 @@ from fedmerit.errors import (
     SettlementError,
     StoreError,
 )
-from fedmerit.flower.folders import FORMAT, close
+from fedmerit.flower.folders import close
 from fedmerit.identity import canonical, content, load_key
 from fedmerit.protocol import settler
 from fedmerit.protocol.messages import pack
@@ -158,7 +158,7 @@ def changed(home, change, member=VICTIM, key=None):
     change(body)
     signature = key.sign(content(member, "statement", body)) if key else signature
     answer = base64.b64encode(pack([canonical(body), signature])).decode()
-    found = {"format": FORMAT, "member": member, "answers": [["state", 2, answer]]}
+    found = {"format": "fedmerit answers 1", "member": member, "answers": [["state", 2, answer]]}
     (home / "statement.json").write_text(json.dumps(found))
     return adding(home)[1]
 
@@ -244,7 +244,6 @@ class Killed(BaseException):
 
 
 def killed(home, exchange, number=2, **options):
-    """A run whose server dies when it sends a message."""
     grid = grid_of(home)
     at(grid, exchange, number, dies(Killed))
     with pytest.raises(Killed):
@@ -369,7 +368,6 @@ def damaged(home):
 
 
 def without(name):
-    """Delete a file of the run, or all of it."""
 
     def change(home):
         path = home / "run" / name

@@ -20,8 +20,8 @@ from tiny import tiny
 pytestmark = pytest.mark.long
 
 UTILITY = "blunders:error"
-TERMS = Terms("100.00", UTILITY, on_undefined="equal")
-DESPITE = Terms("100.00", UTILITY, on_undefined="equal", despite_doubts=True)
+TERMS = Terms("100.00", UTILITY, "fair")
+DESPITE = Terms("100.00", UTILITY, "fair", despite_doubts=True)
 SAYS = re.compile(r"The utility 'blunders:error' fell by [\d.]+, and higher counts as better\.")
 
 
@@ -37,7 +37,8 @@ def runs(tmp_path_factory):
         patched.syspath_prepend(str(home))
         for name, visibility in (("open", "all"), ("closed", "coordinator")):
             utilities = f"scoring.utilities=['{UTILITY}', 'expected-accuracy']"
-            run(tiny(utilities, f"scoring.visibility={visibility}"), home / name)
+            flipped = "corruption.label_flip=['client-3']"  # the only one with a positive score by it
+            run(tiny(utilities, flipped, f"scoring.visibility={visibility}"), home / name)
     return home
 
 
@@ -51,17 +52,17 @@ def test_a_doubted_decision_is_refused_and_nothing_is_written(folder):
     with pytest.raises(DoubtfulShares, match=SAYS) as caught:
         record_decision(folder, TERMS)
     assert caught.value.codes == ("lower-is-better",)
-    refused = call("rewards", folder, "--budget", "100", "--on-undefined", "equal")
+    refused = call("rewards", folder, "--budget", "100")
     assert isinstance(refused.exception, DoubtfulShares)
     assert refused.stdout == ""
     assert not (folder / "statements").exists()
     after = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     assert after == before
-    record_decision(folder, Terms("100.00", "expected-accuracy", on_undefined="equal"))  # nothing is wrong
+    record_decision(folder, Terms("100.00", "expected-accuracy", "fair"))  # nothing is wrong
 
 
 def test_a_decision_despite_doubts_says_so_in_the_ledger_the_statements_and_the_page(folder):
-    paid = call("rewards", folder, "--budget", "100", "--on-undefined", "equal", "--despite-doubts")
+    paid = call("rewards", folder, "--budget", "100", "--despite-doubts")
     assert paid.exit_code == 0, paid.exception
     assert SAYS.search(paid.output)  # after the departure from the signed terms
     decision = next(record for record in records_of(folder) if record.kind == "decision")
@@ -88,7 +89,7 @@ def test_a_decision_despite_doubts_says_so_in_the_ledger_the_statements_and_the_
 
 def test_a_decision_by_a_sound_measure_is_not_doubted_for_what_the_page_ranks_by(runs, tmp_path):
     folder = shutil.copytree(runs / "open", tmp_path / "run")
-    record_decision(folder, Terms("100.00", "expected-accuracy", on_undefined="equal"))
+    record_decision(folder, Terms("100.00", "expected-accuracy", "fair"))
     part = unescape(page(folder)).split('id="paid"')[1].split("<table")[0]
     assert "The decision was made despite this doubt." not in part
     assert not SAYS.search(part)

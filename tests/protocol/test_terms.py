@@ -190,7 +190,6 @@ def test_runs_are_counted_once_and_forgotten_after_a_month():
 
 @pytest.fixture
 def shown(fedmerit):
-    """A function that calls a command; gives back its exit code and all that it printed."""
 
     def call(*command):
         code, out, err = fedmerit(*command)
@@ -229,33 +228,26 @@ def test_an_owner_sees_and_changes_what_a_member_agrees_to(tmp_path, shown):
     assert "bound = 8" in shown("member", "show", key)[1]  # a wrong one changes nothing
 
 
-def test_a_doctor_looks_at_a_key_and_at_a_run_folder(tmp_path, shown):
+def test_what_a_member_remembers_is_checked(tmp_path, shown):
     key = tmp_path / f"{LIAR}.pem"
     made = Federation(tmp_path, files=True).run()
-    code, told = shown("doctor", key, "--ledger", made.folder)
+    code, told = shown("member", "show", key)
     assert (code, f"{key}: in order" in told) == (0, True)
     assert "never put back an older copy of this folder" in told
-    assert "kept: 3 heads" in told or "heads" in told
-    code, told = shown("doctor", made.folder)
-    assert (code, "in order" in told, "rounds: 2 of 2" in told) == (0, True, True)
-    made.heads(LIAR).chmod(0o644)
-    (made.folder / "keys" / "server.pem").chmod(0o640)
-    code, told = shown("doctor", key)
-    assert (code, f"run: chmod 600 {made.heads(LIAR)}" in told) == (2, True)
-    code, told = shown("doctor", made.folder)
-    assert (code, "server.pem: expected mode 600, got 640" in told) == (2, True)
-    (made.folder / "scores.json").write_text("{}")
-    made.heads(LIAR).unlink()
-    assert "heads: missing: expected" in shown("doctor", key)[1]
-    code, told = shown("doctor", made.folder)
-    assert (code, "2 problems" in told) == (2, True)
+    heads = made.heads(LIAR)
+    whole = heads.read_bytes()
+    heads.write_bytes(whole + b"3 seen")
+    assert f"{heads}: 6 bytes of an answer that never left" in shown("member", "show", key)[1]
+    heads.unlink()
+    code, told = shown("member", "show", key)
+    assert (code, "heads: missing: expected" in told, "1 problem" in told) == (2, True, True)
 
 
-def test_a_doctor_does_not_wait_for_a_member_at_work(tmp_path, shown):
+def test_it_is_not_checked_while_the_member_is_at_work(tmp_path, shown):
     made = Federation(tmp_path, files=True).run()
     key = tmp_path / f"{LIAR}.pem"
     with opened(key).held():
-        code, told = shown("doctor", key)
+        code, told = shown("member", "show", key)
     assert (code, "is answering a message" in told) == (2, True)
     assert made.rounds
 

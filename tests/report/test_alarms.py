@@ -152,7 +152,6 @@ def test_rounds_without_everybodys_report_are_not_judged():
 
 
 def drop(one, name):
-    """The round with this member silent."""
     keep = [k for k, other in enumerate(one.clients) if other != name]
     fields = ("alone", "without", "se_alpha", "se_alpha_total")
     kept = {key: None if (given := getattr(one, key)) is None else given[keep] for key in fields}
@@ -363,14 +362,14 @@ def test_a_falling_measure_of_which_less_is_better_is_told_first_and_not_paid_by
     path = write_csv(tmp_path, rmse("val_rmse"))
     told = "WARNING: The utility 'val_rmse' fell by 1, and higher counts as better. Its name suggests that"
     assert call("score", path).output.startswith(told)
-    for more in ((), ("--on-undefined", "equal"), ("--score", "IOI"), ("--dry-run",)):
+    for more in ((), ("--score", "IOI"), ("--dry-run",)):
         result = call("rewards", path, "--budget", "10", *more)
         assert isinstance(result.exception, DoubtfulShares)
         assert result.stdout == ""
         assert "report -x instead, or 1 - x if it lies in [0, 1]. --despite-doubts" in str(result.exception)
         assert "positive part" not in str(result.exception)
     assert words.title(facts_of(path)) == "Do not pay by these numbers: the measure fell"
-    paid = call("rewards", path, "--budget", "10", "--on-undefined", "equal", "--despite-doubts")
+    paid = call("rewards", path, "--budget", "10", "--rule", "equal")
     assert paid.exit_code == 0
     assert paid.output.startswith(told)
     one = rmse("neg_rmse")

@@ -43,7 +43,7 @@ BY_KEY = {
     "measure-means": MEASURES,
     "score": {"ALPHA", "PHI"},
     "term": {one.name for one in fields(Terms)} - {"budget", "despite_doubts"},
-    "term-value": {"refuse", "none"},
+    "term-value": {"none"},
     "score-means": {"ALPHA", "PHI", *SCORES},
     "score-of-yours": {"ALPHA", "PHI", *SCORES},
     "unsettled": {
@@ -52,7 +52,7 @@ BY_KEY = {
     },
     "doubt-of": {
         f"{code}-{part}"
-        for code in ("changes", "renormalised", "unchecked", "chance")
+        for code in ("changes", "renormalised", "unchecked", "chance", "mean")
         for part in ("title", "text", "short")
     },
     "lie": {"stated", "part", "pair", "masked", "range", "sum"},
@@ -221,7 +221,7 @@ def left_over(text):
 
 def test_a_whole_page_has_no_word_of_the_first_language(run_folder, tmp_path, second_language):
     folder = shutil.copytree(run_folder, tmp_path / "run")
-    record_decision(folder, Terms("1000.00", "accuracy", score="LOO", floor=0.05, on_undefined="equal"))
+    record_decision(folder, Terms("1000.00", "brier", score="LOO", floor=0.05))
     assert left_over(page(folder)) == set()
 
 

@@ -47,7 +47,7 @@ def test_three_by_hand():
     # The limit is min(3, 2) / 2 = 1, so it holds nobody. A = (1 + 1/2) / 3, B = (1/4 + 1/2) / 3, C = 3/4 / 3.
     found = fm.hands([[9, 3, 0], [2, 9, -5], [6, -1, 9]], clients=["A", "B", "C"])
     assert dict(found) == {"A": 1 / 2, "B": 1 / 4, "C": 1 / 4}
-    assert (found.rule, found.status, found.unpaid) == ("hands", "ok", 0)
+    assert (found.rule, found.unpaid) == ("hands", 0)
     assert found.slices["A"] == {"B": Fraction(1, 4), "C": Fraction(3, 4)}
     (note,) = found.notes
     assert (note.code, note.values) == ("hands-equal", {"clients": ("C",)})

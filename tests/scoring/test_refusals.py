@@ -274,7 +274,6 @@ REFUSED = {
         *((phi([[1, 2]], bad), "no gain to divide") for bad in ([0, 0], [[1, 1], [-1, -1]])),
     ],
     InputError: [
-        (lambda: fp(REPORTS, pot="all"), "pot must be 'grand'"),
         (lambda: ee(REPORTS, combine="mode"), "combine must be 'mean' or 'median', got 'mode'"),
         (lambda: ee(REPORTS, combine=["mean"]), "combine must be 'mean' or 'median', got ['mean']"),
         *((lambda score=score: score(REPORTS, empty="none"), "got 'none'")
@@ -310,7 +309,6 @@ REFUSED = {
         *((lambda bad=bad: resolvable_gap(1, 1, freedom=bad), f"freedom {COUNTS} 1, got")
           for bad in (0, 1.5)),
         (weighed(labelled([1, 0], [1, 0])), "the sizes 0, 1, 2, ..., got 1"),
-        (divided(on_undefined="guess"), "on_undefined must be one of refuse, equal, zero, got 'guess'"),
         *((divided([1, 2], "impartial", score), f"(ALPHA, IOI, LOO); {score} is not") for score in (
             "EE", "SURPLUS", "COS", "SV", "SOLO", "MERIT", "FP")),
         (divided([1], "impartial"), "rule 'impartial' needs at least 2 clients, got 1"),
@@ -337,8 +335,7 @@ REFUSED = {
         (divided(score="PANEL"), "PANEL ranks and pays nobody"),
         (lambda: shares(PANEL, "fair"), "shares divides a Panel by the rule 'hands', got 'fair'"),
         *((lambda given=given: shares(PANEL, "hands", **given), "the rule 'hands' takes no equal part, floor")
-          for given in ({"equal": 0.5}, {"floor": 0.1}, {"cap": 0.5}, {"forfeits": {"A": 1.0}},
-                        {"on_undefined": "zero"})),
+          for given in ({"equal": 0.5}, {"floor": 0.1}, {"cap": 0.5}, {"forfeits": {"A": 1.0}})),
         (lambda: share_intervals(PANEL.scores, PANEL.hands()), "takes shares of Scores; for rule 'hands'"),
         (judged(np.ones((2, 2))), "hands: expected at least 3 clients, because nobody judges itself, got 2"),
         (lambda: share_errors(fm.Panel(np.ones((2, 2)))), "hands: expected at least 3 clients"),

@@ -45,7 +45,7 @@ def payable(draw, min_size=1, max_size=9):
 def test_fair_by_hand():
     s = shares(scored([-1, 1, 3], clients=("A", "B", "C")))
     assert s == {"A": 0.0, "B": 0.25, "C": 0.75}
-    assert (s.rule, s.status, s.unpaid, len(s), list(s)) == ("fair", "ok", 0.0, 3, ["A", "B", "C"])
+    assert (s.rule, s.unpaid, len(s), list(s)) == ("fair", 0.0, 3, ["A", "B", "C"])
     assert s.notes == ("negative ALPHA counts as zero: A",)
     normalised = Scores(score="LOO", clients=("A", "B"), values=[3, 1], raw=[1, 3], gain=4)
     assert shares(normalised) == {"A": 0.25, "B": 0.75}  # by raw
@@ -86,7 +86,6 @@ def test_notes_of_the_scores_travel_along():
 
 
 def reason_of(scores, rule="fair"):
-    """Return the code of the reason for which the rule gives no shares."""
     with pytest.raises(UndefinedShares) as caught:
         shares(scores, rule)
     return caught.value.note.values["reason"].code
@@ -106,8 +105,7 @@ def reason_of(scores, rule="fair"):
 )
 def test_what_gives_nothing_to_divide_is_refused(scores, rule, code):
     assert reason_of(scores, rule) == code
-    assert shares(scores, rule, on_undefined="equal").status == "undefined"
-    assert shares(scored([1, 3.01, -5], stderr=[1, 1, 9])).status == "ok"
+    assert shares(scored([1, 3.01, -5], stderr=[1, 1, 9]))  # just above the noise
 
 
 @pytest.mark.parametrize("status", ["fallback", "reversed", "undefined"])
@@ -115,15 +113,6 @@ def test_what_gives_nothing_to_divide_is_refused(scores, rule, code):
 def test_a_status_other_than_ok_is_refused(status, rule):
     s = scored([1, 2, 3], score="FP", status=status)
     assert reason_of(s, rule) == "status"
-    found = shares(s, rule, on_undefined="equal")
-    assert dict(found) == dict.fromkeys(s.clients, 1 / 3)
-    assert found.status == "undefined"
-    assert code_of(found.notes[-1]) == "undefined-decided"
-    assert found.notes[-1].values["reason"].values["status"] == status
-    nothing = shares(s, rule, on_undefined="zero")
-    assert payouts(nothing, "10.00").unpaid == Decimal("10.00")
-    assert (list(nothing.values()), nothing.unpaid, nothing.status) == ([0, 0, 0], 1.0, "undefined")
-    assert shares(s, rule, on_undefined="zero", floor=0.25).unpaid == 0.25
     assert dict(shares(s, "equal")) == dict.fromkeys(s.clients, 1 / 3)  # looks at no score
 
 
@@ -191,10 +180,7 @@ def test_nobodys_report_decides_whether_impartial_pays():
     """FP turns where the reports add up to less than nothing, which any client can see to; alpha cannot."""
     assert [fp(fractions_of(own)).status for own in (0.2, -0.3)] == ["ok", "reversed"]
     for score in (alpha, loo, ioi):
-        paid = [
-            shares(score(fractions_of(own)), "impartial", on_undefined="equal")["client-0"]
-            for own in (0.2, -0.3, 0.7)
-        ]
+        paid = [shares(score(fractions_of(own)), "impartial")["client-0"] for own in (0.2, -0.3, 0.7)]
         assert len(set(paid)) == 1
 
 

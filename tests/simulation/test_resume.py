@@ -54,11 +54,12 @@ import sys
 import torch
 torch.set_num_threads(1)
 sys.path[:0] = {paths!r}
-from fedmerit.simulation.run import LocalTransport, run
+from fedmerit.simulation.run import run
 from tests.simulation.test_resume import LOST, config
-LocalTransport.lost = LOST
+from tiny import losing
 print("ready", flush=True)
-run(config(), {folder!r}, resume={resume!r}, watch=lambda step: print(step.stage, flush=True))
+with losing(LOST):
+    run(config(), {folder!r}, resume={resume!r}, watch=lambda step: print(step.stage, flush=True))
 """
 
 
@@ -126,7 +127,6 @@ def test_a_crash_at_each_step_of_closing_a_round_is_repaired(tmp_path, whole, wh
 
 @pytest.fixture
 def half_done(tmp_path):
-    """A run of two rounds that stopped after the first."""
     return half_run(tiny(), tmp_path / "run")
 
 

@@ -16,7 +16,7 @@ from fedmerit.protocol.member import KEPT_ROUNDS, REFUSED
 from fedmerit.protocol.memory import Value
 from fedmerit.protocol.messages import Ask
 from fedmerit.storage import member_state
-from fedmerit.storage.member_state import MemberFiles, allow, examine
+from fedmerit.storage.member_state import MemberFiles, about_state, allow
 from linear_federation import LIAR, STAGES, Federation
 from states import names_in, opened
 
@@ -38,7 +38,6 @@ def home_of(federation, name=LIAR):
 
 
 def put_back(copy, home):
-    """Make a folder what it was when a copy was made."""
     shutil.rmtree(home, ignore_errors=True)
     if copy.exists():
         shutil.copytree(copy, home)
@@ -97,7 +96,7 @@ def test_whichever_file_is_lost_or_cut_the_member_answers_nothing_and_says_what_
             assert str(home / file) in caplog.text
             assert "put back" in caplog.text
             assert {path: (home / path).read_bytes() for path in files_in(home)} == before
-            assert [line for line in examine(key_of(federation)) if line.code == "problem"]
+            assert [line for line in about_state(key_of(federation)) if line.code == "problem"]
             seen.add(file.name.partition(".")[0])
     assert {"state", "heads", "terms", "0002"} < seen
 
@@ -141,13 +140,13 @@ def test_an_owner_may_delete_the_folder_of_a_run_that_is_over(federation):
     """Its state still knows that the run is over, and does not join it again."""
     federation.run()
     shutil.rmtree(home_of(federation) / federation.run_id)
-    assert not [line for line in examine(key_of(federation)) if line.code == "problem"]
+    assert not [line for line in about_state(key_of(federation)) if line.code == "problem"]
     asked = federation.asked(LIAR)
     federation.ask(LIAR, Ask("join", "ab" * 16, 0, asked["join", 0].body))
     assert names_in(key_of(federation))[federation.run_id] == {"floor", "seen"}
     with pytest.raises(RefusedError, match=REFUSED):
         federation.ask(LIAR, asked["join", 0])
-    assert not [line for line in examine(key_of(federation)) if line.code == "problem"]
+    assert not [line for line in about_state(key_of(federation)) if line.code == "problem"]
 
 
 def test_without_its_state_a_member_joins_nothing_although_its_owner_deleted_all_runs(federation):
@@ -157,7 +156,7 @@ def test_without_its_state_a_member_joins_nothing_although_its_owner_deleted_all
     made = next_run(federation)
     with made.begun():
         assert made.joined == {*made.names} - {LIAR}
-    (problem,) = [line for line in examine(key_of(federation)) if line.code == "problem"]
+    (problem,) = [line for line in about_state(key_of(federation)) if line.code == "problem"]
     assert "state: missing" in problem
 
 
@@ -240,7 +239,7 @@ def test_a_member_that_is_killed_at_any_write_never_says_two_things(federation, 
         if kind not in ("join", "advertise"):
             assert len(answers) <= 1, kill
         answered += bool(answers)
-        assert not [line for line in examine(key_of(federation)) if line.code == "problem"], kill
+        assert not [line for line in about_state(key_of(federation)) if line.code == "problem"], kill
         assert not [path for path in home.rglob(".*") if path.name != ".lock"] or not answers
     assert answered >= 1
 
@@ -263,7 +262,6 @@ def test_a_member_stores_few_rounds_whatever_it_is_asked(federation):
 
 @pytest.fixture
 def trained(federation):
-    """Who has trained."""
     found = []
     federation.train = lambda name, number, m0: found.append(name) or federation.linear(name, number, m0)
     return found
@@ -294,7 +292,6 @@ def test_a_full_disk_is_noticed_before_training(federation, trained, monkeypatch
 
 
 def next_run(federation, number=1, roster=None):
-    """Another run of the same members, on the same machines."""
     made = Federation(federation.home, rounds=3, files=True, ledger=False, roster=roster)
     made.run_id = f"{number:032x}"
     made.train = lambda name, round_, m0: made.linear(name, 10 * number + round_, m0)
@@ -328,7 +325,7 @@ def test_an_older_copy_of_a_members_folder_is_noticed_by_the_others_and_stops_fo
         made.round(2)
     assert [LIAR in one.included for one in made.rounds] == [False, False]
     assert not any(one.member == LIAR and one.ask.exchange == "unmask" for one in made.passed)
-    (problem,) = [line for line in examine(key_of(federation)) if line.code == "problem"]
+    (problem,) = [line for line in about_state(key_of(federation)) if line.code == "problem"]
     assert "never an older one" in problem
     with pytest.raises(RefusedError, match="lost what it keeps"):
         federation.ask(LIAR, Ask("join", "ab" * 16, 0, federation.asked(LIAR)["join", 0].body))

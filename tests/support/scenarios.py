@@ -44,11 +44,6 @@ class Scenario:
     method: str = "reports"
 
     @property
-    def shown(self) -> str:
-        """When the test pool is shown."""
-        return "end" if self.method == "settled" else self.reveal
-
-    @property
     def names(self) -> tuple[str, ...]:
         return tuple(name_of(i) for i in range(self.members))
 

@@ -35,11 +35,41 @@ class Seen:
         self.rounds[plain.outcome.round] = (plain.m0, plain.outcome, updates)
 
 
+LOSING = []  # whom the contexts of `losing` lose, the innermost last
+
+
+@contextmanager
 def losing(lost):
-    """Lose members of rehearsals within this context: {"client-2": "3:masked"}, from that stage on."""
+    """Lose members of rehearsals within this context: {"client-2": "3:masked"}, from that stage on.
+
+    Within another such context, this one counts.
+    """
+    from fedmerit.protocol.messages import Ask, exchange_of
+    from fedmerit.secagg.setting import STAGES
     from fedmerit.simulation.run import LocalTransport
 
-    return patch.object(LocalTransport, "lost", lost)
+    order, real = [exchange_of(stage) for stage in (*STAGES, "report")], LocalTransport.exchange
+
+    def is_lost(name, number, kind):
+        if LOSING[-1] is not lost:
+            return False
+        at, stage = lost.get(name, "0:report").split(":")
+        return int(at) == number and kind in order[order.index(exchange_of(stage)) :]
+
+    def exchange(self, kind, asks):
+        number = Ask.unpack(next(iter(asks.values())))[0].round
+        here = {name: parcel for name, parcel in asks.items() if not is_lost(name, number, kind)}
+        for name in here if kind == "report" and LOSING[-1] is lost else ():
+            self.members[name].early = not is_lost(name, number + 1, "advertise")
+        if here:
+            yield from real(self, kind, here)
+
+    LOSING.append(lost)
+    try:
+        with patch.object(LocalTransport, "exchange", exchange):
+            yield
+    finally:
+        LOSING.pop()
 
 
 @contextmanager

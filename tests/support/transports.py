@@ -106,7 +106,7 @@ class Linear:
             samples=scenario.samples,
             weights=scenario.roster if scenario.weights == "roster" else None,
             settings={
-                "data": {"test_reveal": scenario.shown},
+                "data": {"test_reveal": scenario.reveal},
                 **({} if scenario.weights == "roster" else {"training": {"weights": scenario.weights}}),
                 "scoring": {"visibility": scenario.visibility, "method": scenario.method},
                 "secure_aggregation": {"threshold": scenario.threshold},
@@ -130,7 +130,7 @@ def settings_of(scenario: Scenario, *, masks: bool = True) -> Config:
     sizes = list(scenario.samples.values())
     return from_dict(
         {
-            "data": {"test_size": 50 * scenario.rounds, "test_reveal": scenario.shown},
+            "data": {"test_size": 50 * scenario.rounds, "test_reveal": scenario.reveal},
             "partition": {"clients": scenario.members, "scheme": "sizes", "sizes": sizes},
             "model": {"name": "network:tiny"},
             "training": training,
@@ -151,7 +151,7 @@ class Local:
 
     def cannot(self, scenario: Scenario) -> str:
         if len({i for i, _, _ in scenario.lost}) < len(scenario.lost):
-            return "LocalTransport.lost names one round and stage a member"
+            return "`losing` takes one round and stage a member"
         return ""
 
     def run(self, scenario: Scenario, home: Path, *, masks: bool = True) -> Ran:
@@ -195,7 +195,7 @@ class InProcessGrid:
                 weights=scenario.weights,
                 bound=config.secure_aggregation.bound,
                 threshold=scenario.threshold,
-                test_reveal=scenario.shown,
+                test_reveal=scenario.reveal,
                 visibility=scenario.visibility,
             ),
             join=0.5,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 from typer import Argument, Option
 
 from fedmerit.cli.base import Commands, app, fail, out
+from fedmerit.notes import Note
 
 # ------------------------------------------------------------------------------------- keys and the roster
 
@@ -190,14 +192,14 @@ Key_ = Annotated[Path, Argument(metavar="KEY")]
 
 @member_app.command("show")
 def member_show(key: Key_) -> None:
-    """Print what a member remembers: runs, settings pinned from run to run, limits.
+    """Check what a member remembers, and print it: runs, settings pinned from run to run, limits.
 
-    KEY is the member's private key; the state is in KEY.state beside it.
+    KEY is the member's private key; the state is in KEY.state beside it. Exit code 2 says that there is a
+    problem, such as a file that is lost or damaged.
     """
     from fedmerit.storage.member_state import about_state
 
-    for line in about_state(key):
-        out.print(line)
+    _print_checked(about_state(key), key)
 
 
 @member_app.command("allow")
@@ -310,33 +312,19 @@ def _tell(settled: Any) -> None:
 
 
 @app.command()
-def doctor(
-    source: Annotated[Path | None, Argument(metavar="SOURCE")] = None,
-    ledger: Annotated[
-        Path | None, Option(help="For a key: a run folder; its ledger is compared with the member's heads.")
-    ] = None,
-) -> None:
-    """Check this machine: Python, optional packages, GPU, clock, disk; with SOURCE, a key or a run folder.
+def doctor() -> None:
+    """Check this machine: Python, optional packages, GPU, clock, disk. Exit code 2: there is a problem."""
+    from fedmerit.verify import examine_machine
 
-    SOURCE is a member's private key, or a run folder: its files, modes, seals and ledger are checked instead.
-    Exit code 2 says that there is a problem.
-    """
-    from fedmerit.storage.member_state import examine, heads_of
-    from fedmerit.verify import examine_folder, examine_machine, verify_folder
+    _print_checked(examine_machine(), "this machine")
 
-    if source is None:
-        if ledger is not None:
-            fail("--ledger: expected a member's private key too")
-        lines = list(examine_machine())
-    elif not source.exists():
-        fail(f"{source}: no such file or folder")
-    else:
-        lines = list(examine_folder(source) if source.is_dir() else examine(source))
-    if source is not None and ledger is not None and not source.is_dir():
-        lines += verify_folder(ledger, heads=heads_of(source, ledger))
+
+def _print_checked(lines: Iterable[Note], examined: object) -> None:
+    """Print what was found; fail if there are problems."""
+    problems = 0
     for line in lines:
         out.print(line)
-    examined = source or "this machine"
-    if problems := sum(line.code == "problem" for line in lines):
+        problems += line.code == "problem"
+    if problems:
         fail(f"{examined}: {problems} problem{'' if problems == 1 else 's'}")
     out.print(f"{examined}: in order")

@@ -12,7 +12,7 @@ from fedmerit.cli import base
 from fedmerit.cli.base import app, err, fail, form_of, heading_of, out, write, write_json
 from fedmerit.notes import words
 from fedmerit.scoring.accumulate import Missing
-from fedmerit.scoring.rewards import OnUndefined, Rule
+from fedmerit.scoring.rewards import Rule
 
 if TYPE_CHECKING:
     from fedmerit.report.source import Source
@@ -157,14 +157,14 @@ def compare(
     `fedmerit run --repeat` makes; or the one folder that holds them; or files of reports. Others are refused.
     """
     from fedmerit.report.comparison import compared
-    from fedmerit.report.page.html import check_target, render_comparison
+    from fedmerit.report.page.html import check_target, render_comparison, source_id
     from fedmerit.report.terminal import print_comparison, tell_notes
     from fedmerit.storage.run_folder import runs_of
     from fedmerit.storage.run_folder import write as write_file
 
-    if out_ is not None:
-        check_target(out_, force=force)
     found = compared(runs_of(runs), utility=utility, score=score, missing=missing, form=form_of())
+    if out_ is not None:
+        check_target(out_, source_id(*(run.facts for run in found.runs)), force=force)
     screen = out if format == "table" else err
     if format == "table":
         print_comparison(out, found)
@@ -199,7 +199,6 @@ def rewards(
     ] = None,
     floor: Annotated[float | None, _part("Smallest share of each member who has a score.", "0")] = None,
     cap: Annotated[float | None, _part("Largest share of a member.", "1")] = None,
-    on_undefined: Annotated[OnUndefined, Option(help="What to do if scores allow no shares.")] = "refuse",
     format: Format_ = "table",
     out_: Out_ = None,
     despite_doubts: Annotated[
@@ -253,8 +252,7 @@ def rewards(
     facts = Facts(source, score=paid_by)
     chosen = {
         "rule": rule, "equal": equal, "floor": floor, "cap": cap,
-        "currency": heading.currency or None, "on_undefined": on_undefined,
-        "despite_doubts": despite_doubts,
+        "currency": heading.currency or None, "despite_doubts": despite_doubts,
     }  # fmt: skip
     found = propose(facts, budget, chosen, dry_run=dry_run)
     said = ""

@@ -492,7 +492,7 @@ def pool_order(
         dataset: only its test half is used.
         size: samples in the pool; 0 takes all.
         rng: chooses and orders them.
-        reveal: "fixed" or "per-round"; "end" with the method "settled".
+        reveal: "fixed" or "per-round".
         rounds: number of slices for "per-round".
         method: "reports", or "both" or "settled", which leave half or all of the pool to the settlement.
         blocks: of the settlement; each needs a sample.

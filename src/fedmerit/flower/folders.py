@@ -8,8 +8,6 @@ members sign the end in the same way, and the server closes the settlement with 
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +15,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import DecodeError, Struct, json
 
 from fedmerit import errors
 from fedmerit.config import of_folder
@@ -190,10 +190,17 @@ class Notes(list[str]):
 
 # -------------------------------------------------------------- answers by hand: on a member's machine
 
-FORMAT = "fedmerit answers 1"
 ORDER = ("open", "agree", "agreed", "state", "table", "pairs", "settle")
 HANDED = ("state", "table", "pairs", "settle")
 """Which answers are handed in; the others only prepare these."""
+
+
+class Answers(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a member signed, as a file: kind, round and bytes of each answer."""
+
+    format: Literal["fedmerit answers 1"]
+    member: str
+    answers: tuple[tuple[str, int, bytes], ...]
 
 
 def state(
@@ -226,7 +233,7 @@ def state(
         gradients=partial(path_gradient, gradient or _no_gradient),
     )
     member.without = tuple(without)
-    answers: list[tuple[str, int, str]] = []
+    answers: list[tuple[str, int, bytes]] = []
     for kind, number, parcel in _parcels(messages, name):
         try:
             answer = member.answer(parcel, "")
@@ -235,9 +242,9 @@ def state(
                 raise
             continue  # its log says why; the statement is handed in all the same
         if _exchange(kind) in HANDED:
-            answers.append((kind, number, base64.b64encode(answer).decode()))
-    content = {"format": FORMAT, "member": name, "answers": answers}
-    write(target, (json.dumps(content, indent=1) + "\n").encode())
+            answers.append((kind, number, answer))
+    content = Answers("fedmerit answers 1", name, tuple(answers))
+    write(target, json.format(json.encode(content), indent=1) + b"\n")
     return name, [kind for kind, _, _ in answers]
 
 
@@ -340,18 +347,13 @@ def _opened(path: Path, key: Path | None) -> Iterator[Clearing]:
         yield Clearing(coordinator, nothing, FolderArchive(path / ARCHIVE))
 
 
-def _answers_in(file: Path) -> tuple[str, list[tuple[str, int, bytes]]]:
+def _answers_in(file: Path) -> tuple[str, tuple[tuple[str, int, bytes], ...]]:
     try:
-        content = json.loads(file.read_text("utf-8"))
-        if content["format"] != FORMAT:
-            raise ValueError(f"expected format {FORMAT!r}")
-        answers = []
-        for kind, number, answer in content["answers"]:
-            if _exchange(kind) not in HANDED or type(number) is not int:
-                raise ValueError(f"{kind!r:.40} is not an answer that is handed in")
-            answers.append((str(kind), number, base64.b64decode(answer, validate=True)))
-        return str(content["member"]), answers
+        handed = json.decode(file.read_bytes(), type=Answers)
     except OSError as error:
         raise errors.FileFormatError(f"{file}: cannot be read: {error.strerror or error}") from error
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (DecodeError, ValueError, RecursionError) as error:
         raise errors.FileFormatError(f"{file}: not a member's answers: {error!s:.120}") from error
+    if other := [kind for kind, _, _ in handed.answers if _exchange(kind) not in HANDED]:
+        raise errors.FileFormatError(f"{file}: not a member's answers: {other[0]!r:.40} is not handed in")
+    return handed.member, handed.answers

@@ -32,7 +32,7 @@ from fedmerit.protocol.outcome import Round, scored
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.amounts import Division, Payouts, division, money_of, payouts, rounds_down, spelled
 from fedmerit.scoring.doubts import Doubt, at_chance, doubts
-from fedmerit.scoring.rewards import TIMES, USUAL_RULE, Fence, OnUndefined, Rule, Shares, shares
+from fedmerit.scoring.rewards import TIMES, USUAL_RULE, Fence, Rule, Shares, shares
 from fedmerit.scoring.types import Scores
 from fedmerit.settings import NO_HEADING, Heading, Payment, wrong
 
@@ -53,7 +53,6 @@ class Terms:
     cap: float = 1.0
     forfeit: float = 1.0  # part of its share that a member loses if the settlement named it
     currency: str = ""
-    on_undefined: OnUndefined = "refuse"
     despite_doubts: bool = False  # whether to pay despite gross doubts about the reports
 
     @classmethod
@@ -77,7 +76,6 @@ class Terms:
             floor=self.floor,
             cap=self.cap,
             forfeits={name: self.forfeit for name in liars if name in total.clients and self.forfeit},
-            on_undefined=self.on_undefined,
         )
 
     def body(self) -> dict[str, Any]:
@@ -118,15 +116,10 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else called("term-value", value or "none")
 
 
-def departures_of(terms: Terms, config: Config, status: str = "ok") -> tuple[Departure, ...]:
-    """Return in what a decision departs from the terms of payment in the settings.
-
-    If the status of its shares is "undefined", ``on_undefined`` decided, which nobody agreed on before.
-    """
+def departures_of(terms: Terms, config: Config) -> tuple[Departure, ...]:
+    """Return in what a decision departs from the terms of payment in the settings."""
     signed = Terms.agreed(config.payment, terms.budget, config.scoring.utilities[0], config.paid_score)
-    compared = ["utility", "rule", "score", "missing", *_NUMBERS, "currency"]
-    if status == "undefined":
-        compared.append("on_undefined")
+    compared = ("utility", "rule", "score", "missing", *_NUMBERS, "currency")
     pairs = ((key, getattr(signed, key), getattr(terms, key)) for key in compared)
     return tuple(Departure(key, agreed, used) for key, agreed, used in pairs if agreed != used)
 
@@ -164,7 +157,6 @@ class Decision:
             "rounds": self.rounds,
             **self.terms.body(),
             "departures": [departure.term for departure in self.departures],
-            "status": self.shares.status,
             "unpaid": self.paid.cents(self.paid.unpaid),
         }
         if heading:
@@ -214,7 +206,7 @@ def decide(
         shares=divided,
         paid=payouts(divided, terms.budget, terms.currency or None),
         doubts=doubted,
-        departures=departures_of(terms, config, divided.status),
+        departures=departures_of(terms, config),
     )
 
 
@@ -334,8 +326,6 @@ class DecisionFold:
     def _recomputed(self, record: Record, body: kinds.DecisionBody) -> Decision:
         (shares_, cents), terms = self._stated(body), Terms.of(body)
         made = decide(self.rounds.closed, terms, self.rounds.config, self.made, self._account(terms))
-        if body.status != made.shares.status:
-            raise LedgerError(f"states status {body.status!r}, the reports give {made.shares.status!r}")
         _check_marked(body, made.departures)
         compare(shares_, dict(made.shares), "share")
         divided = Shares(shares_, terms.rule, among=made.shares.among)
@@ -380,11 +370,9 @@ class DecisionFold:
         terms, totals = Terms.of(body), body.totals
         if len(self._payouts) != totals.n:
             raise LedgerError(f"expected a payout for each of {totals.n} members, got {len(self._payouts)}")
-        if body.status == "undefined" and (terms.on_undefined == "refuse" or terms.rule == "equal"):
-            raise LedgerError("status: undefined, but by its terms such a decision is refused, or defined")
         _heading(body)
         rounds, config = self.rounds.closed, self.rounds.config
-        departures = departures_of(terms, config, body.status)
+        departures = departures_of(terms, config)
         _check_marked(body, departures)
         account = self._account(terms)
         score = _own_score(member, terms, rounds, account)
@@ -496,10 +484,8 @@ def _own_shares(own: float, body: kinds.PrivateDecision, terms: Terms) -> list[f
     zero depends on the others' errors too.
     """
     totals, n = body.totals, body.totals.n
-    if terms.rule == "equal" or (body.status == "undefined" and terms.on_undefined == "equal"):
+    if terms.rule == "equal":
         return [1 / n]
-    if body.status == "undefined":
-        return [terms.floor]
     if (terms.floor, terms.cap) != (0.0, 1.0):
         return []
     if terms.rule == "impartial":

@@ -23,7 +23,7 @@ from fedmerit.protocol.messages import PACKAGE
 from fedmerit.protocol.outcome import Round
 from fedmerit.protocol.terms import Agreed, roster_in
 from fedmerit.scoring.accumulate import Missing
-from fedmerit.scoring.rewards import OnUndefined, Rule
+from fedmerit.scoring.rewards import Rule
 from fedmerit.secagg.setting import Setting
 
 Hash = Annotated[str, Meta(pattern=HASH)]
@@ -65,11 +65,17 @@ class First(Body, frozen=True):
     m0: Hash
     data: Hash | None
     terms: Mapping[str, Any]  # as signed; its form is that of `SignedTerms`
+    constant: str | UnsetType = UNSET  # the utility of a model that always answers the mean of y
 
     @property
     def engine(self) -> str:
         """What ran: `EMBEDDED`, `FLOWER` or another of `fedmerit.protocol.terms`."""
         return str(self.terms["engine"])
+
+    @property
+    def mean_answer(self) -> float | None:
+        """The utility of a model that always answers the mean of y; None where y is no number."""
+        return None if isinstance(self.constant, UnsetType) else number(self.constant)
 
     @property
     def public(self) -> dict[str, bytes] | None:
@@ -308,10 +314,8 @@ class DecisionBody(Body, frozen=True, kw_only=True):
     floor: str
     cap: str
     forfeit: str
-    on_undefined: OnUndefined
     despite_doubts: bool
     departures: Names
-    status: Literal["ok", "undefined"]
     unpaid: int
     fence: FenceBody | UnsetType = UNSET
     heading: RecordedHeading | UnsetType = UNSET

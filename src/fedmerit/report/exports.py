@@ -6,7 +6,6 @@ import datetime
 import html
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +29,7 @@ from fedmerit.notes import Note, day, digits_for, words
 from fedmerit.report.facts import Facts
 from fedmerit.report.payment import Proposal, paid_lines
 from fedmerit.report.source import Source, source_of
-from fedmerit.report.text import budget_text, findings, money_text, share_text
+from fedmerit.report.text import budget_text, findings, money_text, on_page, share_text
 from fedmerit.scoring.amounts import decimals_of
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.types import Reports, Scores
@@ -228,7 +227,7 @@ def payouts_workbook(found: Proposal, origin: str) -> bytes:
     payouts, scores = words("book.payouts"), words("book.scores")
     return workbook(
         {
-            payouts: [header, *([row[0], *map(_number, row[1:])] for row in rows), *totals],
+            payouts: [header, *rows, *totals],
             scores: _scores(found.facts),
             words("book.how"): _told([*basis, *_basis(found.facts)], notes),
         },
@@ -277,9 +276,4 @@ def _told(basis: Iterable[str], notes: Iterable[str]) -> Iterator[Row]:
     """Yield sentences as rows: how numbers came about, then notes."""
     yield [words("book.how")]
     yield from ([line] for line in dict.fromkeys(basis))
-    yield from ([words("terminal.note", text=note)] for note in dict.fromkeys(notes))
-
-
-def _number(value: Any) -> Any:
-    """Return text that holds a number as that number; an empty cell for empty text."""
-    return (Decimal(value) if value else None) if isinstance(value, str) else value
+    yield from ([words("terminal.note", text=on_page(note))] for note in dict.fromkeys(notes))

@@ -156,7 +156,6 @@ class Proposal:
             "budget": str(self.paid.budget),
             "currency": self.paid.currency,
             "rule": divided.rule,
-            "status": divided.status,
             "unpaid": str(self.paid.unpaid),
             "shares": {one.client: one.share for one in lines},
             "payouts": {one.client: str(one.amount) for one in lines},
@@ -170,10 +169,11 @@ class Proposal:
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the heading and the lines of a table: shares and amounts, and their intervals if known."""
         ends = ("share_low", "share_high", "payout_low", "payout_high") if self.spans is not None else ()
+        unknown = (None, None)
         yield ("client", "share", "payout", *ends)
         for one in self.lines:
-            interval = (*(one.share_span or ("", "")), *(one.amount_span or ("", ""))) if ends else ()
-            yield (one.client, one.share, str(one.amount), *interval)
+            interval = (*(one.share_span or unknown), *(one.amount_span or unknown)) if ends else ()
+            yield (one.client, one.share, one.amount, *interval)
 
 
 def score_to_pay(source: Source, asked: str | None) -> str | None:
@@ -231,7 +231,7 @@ def propose(facts: Facts, budget: str, chosen: Mapping[str, Any], *, dry_run: bo
         shares=divided,
         paid=payouts(divided, budget, coin or None),
         notes=tuple(dict.fromkeys(notes)),
-        departures=departures_of(terms, config, divided.status) if config else (),
+        departures=departures_of(terms, config) if config else (),
         warnings=tuple(warnings),
     )
 

@@ -149,7 +149,6 @@ def cut(base: Rows, counts: Rows) -> tuple[Rows, Vector, Vector]:
 # -------------------------------------------------------------------------------------------------- shares
 
 Rule = Literal["fair", "fenced", "impartial", "equal"]
-OnUndefined = Literal["refuse", "equal", "zero"]
 
 SELF_REPORTED = frozenset({"ALPHA", "LOO", "IOI"})
 """Scores whose entry i is client i's own report, in units of the gain, and in which nothing else depends on
@@ -164,13 +163,9 @@ USUAL_RULE: Rule = "fenced"
 
 @dataclass(frozen=True, eq=False)
 class Shares(ByClient[float]):
-    """Shares by name, which sum to 1 minus ``unpaid``; how sure they are says `share_intervals`.
-
-    ``status`` is "undefined" if the scores allowed no shares and ``on_undefined`` decided.
-    """
+    """Shares by name, which sum to 1 minus ``unpaid``; how sure they are says `share_intervals`."""
 
     rule: Rule | Literal["hands"]
-    status: Literal["ok", "undefined"] = "ok"
     unpaid: float = 0.0
     notes: tuple[str, ...] = ()
     fence: Fence | None = None  # the numbers behind "fenced"
@@ -201,7 +196,6 @@ def shares(
     floor: float = 0.0,
     cap: float = 1.0,
     forfeits: Mapping[str, float] | None = None,
-    on_undefined: OnUndefined = "refuse",
 ) -> Shares:
     r"""Return the share of a reward that each client gets.
 
@@ -233,8 +227,9 @@ def shares(
         cap: largest share, 1/N to 1. What floor and cap change is spread over the other clients in
             proportion; under "impartial" it changes ``unpaid`` instead.
         forfeits: client -> which part of its share it loses, 0 to 1. That part stays unpaid.
-        on_undefined: what to do if the scores allow no shares: "refuse" raises, "equal" gives 1/N to each,
-            "zero" gives the floor to each.
+
+    Raises:
+        UndefinedShares: these scores allow no shares; its note says why. "equal" always pays.
 
     >>> s = Scores(score="ALPHA", clients=("A", "B", "C"), values=[-1, 1, 3], raw=[-1, 1, 3], gain=4)
     >>> dict(shares(s, "fair"))
@@ -245,31 +240,25 @@ def shares(
     ({'A': 0.16666666666666666, 'B': 0.20833333333333334, 'C': 0.2916666666666667}, 0.33333333333333326)
     """
     if rule == "hands" or not isinstance(scores, Scores):
-        return _handed(scores, rule, (equal, floor, cap, dict(forfeits or {}), on_undefined))
-    equal, floor, cap, lost = _check(scores, rule, equal, floor, cap, forfeits or {}, on_undefined)
+        return _handed(scores, rule, (equal, floor, cap, dict(forfeits or {})))
+    equal, floor, cap, lost = _check(scores, rule, equal, floor, cap, forfeits or {})
     notes = _notes(scores, rule)
-    reason, how, among = _why_undefined(scores, rule), None, 0
-    if reason is None:
-        takes = takes_part(scores) if equal else np.ones(scores.n, dtype=bool)
-        among = int(np.count_nonzero(takes)) if equal else 0
-        vector, how = by_rule(scores, rule, equal, takes, floor, cap)
-        notes += _notes_on(scores, rule, how)
-        if not takes.all():
-            left_out = [name for name, takes_it in zip(scores.clients, takes, strict=True) if not takes_it]
-            notes.append(Note("not-equal", clients=left_out))
-    elif on_undefined == "refuse":
+    if reason := _why_undefined(scores, rule):
         raise UndefinedShares(Note("undefined", reason=reason))
-    else:
-        vector = np.full(scores.n, 1 / scores.n if on_undefined == "equal" else floor)
-        notes.append(Note("undefined-decided", reason=reason, decided=on_undefined))
+    takes = takes_part(scores) if equal else np.ones(scores.n, dtype=bool)
+    vector, how = by_rule(scores, rule, equal, takes, floor, cap)
+    notes += _notes_on(scores, rule, how)
+    if not takes.all():
+        left_out = [name for name, takes_it in zip(scores.clients, takes, strict=True) if not takes_it]
+        notes.append(Note("not-equal", clients=left_out))
     for name, part in lost.items():
         vector[scores.clients.index(name)] *= 1 - part
         notes.append(Note("forfeited", client=name, part=part))
     unpaid = 1.0 - math.fsum(vector)
     return Shares(
         by_client=dict(zip(scores.clients, vector.tolist(), strict=True)), rule=rule,
-        status="ok" if reason is None else "undefined", unpaid=unpaid if unpaid > 1e-9 else 0.0,
-        notes=tuple(notes), fence=how, equal=equal, floor=floor, cap=cap, forfeits=lost, among=among,
+        unpaid=unpaid if unpaid > 1e-9 else 0.0, notes=tuple(notes), fence=how, equal=equal, floor=floor,
+        cap=cap, forfeits=lost, among=int(np.count_nonzero(takes)) if equal else 0,
     )  # fmt: skip
 
 
@@ -279,8 +268,8 @@ def _handed(scores: object, rule: str, options: tuple[object, ...]) -> Shares:
         raise InputError(f"shares takes {expected}, got {type(scores).__name__}")
     if rule != "hands":
         raise InputError(f"shares divides a Panel by the rule 'hands', got {rule!r:.100}")
-    if options != (0.0, 0.0, 1.0, {}, "refuse"):
-        raise InputError("shares: the rule 'hands' takes no equal part, floor, cap, forfeits or on_undefined")
+    if options != (0.0, 0.0, 1.0, {}):
+        raise InputError("shares: the rule 'hands' takes no equal part, floor, cap or forfeits")
     return scores.hands()
 
 
@@ -433,13 +422,11 @@ def _large_errors(scores: Scores) -> list[str]:
 
 def _check(
     scores: Scores, rule: Rule, equal: float, floor: float, cap: float, forfeits: Mapping[str, float],
-    on_undefined: OnUndefined,
 ) -> tuple[float, float, float, dict[str, float]]:  # fmt: skip
     if scores.score == "PANEL":
         raise InputError("shares: PANEL ranks and pays nobody: the panel itself is divided, by rule 'hands'")
-    for name, choice, allowed in (("rule", rule, Rule), ("on_undefined", on_undefined, OnUndefined)):
-        if choice not in get_args(allowed):
-            raise InputError(f"{name} must be one of {', '.join(get_args(allowed))}, got {choice!r}")
+    if rule not in get_args(Rule):
+        raise InputError(f"rule must be one of {', '.join(get_args(Rule))}, got {rule!r}")
     floor, cap, n = _number("floor", floor), _number("cap", cap), scores.n
     if not (floor >= 0 and floor * n <= 1 + 1e-12):
         raise InputError(f"floor must lie between 0 and 1/N = {1 / n:.6g} for {n} clients, got {floor}")
@@ -497,7 +484,7 @@ def share_intervals(
     interval holds the middle ``level`` of these shares, each on its own, and the share that is paid, rounded
     outwards to 0.01 %. It is about the test set and, if the scores have ``training``, about what another
     training would change. Under the rule "equal", it is the share itself. The result is None if the scores
-    have no errors (except under "equal"), or if they did not define the shares.
+    have no errors, except under "equal".
 
     >>> s = Scores(score="ALPHA", clients=("A", "B"), values=[1, 3], raw=[1, 3], gain=4, stderr=[.1, .1])
     >>> low, high = share_intervals(s, shares(s))["A"]
@@ -514,7 +501,7 @@ def share_intervals(
     tail = (1 - level_of(level)) / 2
     if divided.rule == "equal":
         return {name: (share, share) for name, share in divided.items()}
-    if divided.status != "ok" or error_of(scores) is None:
+    if error_of(scores) is None:
         return None
     clients, kind = scores.clients, _kinds(scores, divided)
     order = np.argsort(kind, kind="stable")
@@ -594,11 +581,10 @@ def amounts_within(spans: Spans, paid: Payouts) -> dict[str, tuple[Decimal, Deci
 
 @dataclass(frozen=True)
 class PaidApart:
-    """Two members who are statistically indistinguishable but visibly paid apart."""
+    """The two members whose shares differ most of all who are statistically indistinguishable."""
 
     more: str  # the better paid
     less: str
-    pairs: int  # how many such pairs there are in all
 
 
 def visible_gaps(scores: Scores, divided: Shares, better: npt.NDArray[np.bool_] | None = None) -> Rows:
@@ -624,4 +610,4 @@ def paid_apart(
         return None
     largest = np.argwhere(gap >= gap.max() - 1e-9)  # equal up to rounding: by name
     more, less = min((scores.clients[i], scores.clients[j]) for i, j in largest)
-    return PaidApart(more, less, int(np.count_nonzero(gap)))
+    return PaidApart(more, less)

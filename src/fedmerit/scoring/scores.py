@@ -77,12 +77,9 @@ def median_of_others(values: Vector) -> Vector:
 
 # ---------------------------------------------------------------------------------------------------- pots
 
-Pot = Literal["grand", "gain"]
 Empty = Literal["model", "zero"]
 
-NORMALISED = frozenset({
-    "fallback", "split-equally", "opposite-signs", "empty-pot", "empty-up-to-rounding"
-})  # fmt: skip
+NORMALISED = frozenset({"fallback", "split-equally", "opposite-signs", "empty-pot"})
 """Codes of the notes about the status of FP and EE."""
 
 _EPSILON = float(np.finfo(np.float64).eps)
@@ -100,19 +97,15 @@ def noise(reports: Reports) -> Vector:
     return 2 * _EPSILON * (shared + np.abs(reports.alone) + np.abs(reports.without))
 
 
-def share_out(
-    score: str, candidates: Sequence[Candidate], reports: Reports, pot: Pot, stderr: Vector | None
-) -> Scores:
-    r"""Rescale the first candidate x whose sum is not zero, so that it adds up to the pot.
+def share_out(score: str, candidates: Sequence[Candidate], reports: Reports, stderr: Vector | None) -> Scores:
+    r"""Rescale the first candidate x whose sum is not zero, so that it adds up to the pot, v(M).
 
-    .. math:: \frac{x_i}{\sum_j x_j} \cdot \mathrm{pot}
+    .. math:: \frac{x_i}{\sum_j x_j} \cdot v(M)
 
     A sum counts as zero if it is at most 1e-12 times the sum of absolute values, or at most what rounding can
     leave. ``raw`` is always the first candidate.
     """
-    if pot not in ("grand", "gain"):
-        raise InputError(f"pot must be 'grand' (v(M)) or 'gain' (v(M) - v(M0)), got {pot!r}")
-    amount = reports.grand if pot == "grand" else reports.gain
+    amount = reports.grand
     about = partial(Note, score=score, round=reports.round)
     status: Status = "ok"
     note: Note | None = None
@@ -131,10 +124,8 @@ def share_out(
         break
     else:
         status, note = "undefined", about("split-equally", zero=zero)
-    shared = abs(reports.empty) + abs(reports.grand) if pot == "gain" else 0.0
-    if abs(amount) <= 2 * _EPSILON * shared:  # a gain is a difference, so a rounding error counts as zero too
-        values, status = equal, "undefined"
-        note = about("empty-up-to-rounding" if amount else "empty-pot")
+    if not amount:
+        values, status, note = equal, "undefined", about("empty-pot")
     return Scores(
         score=score, clients=reports.clients, values=values, raw=candidates[0][1], gain=reports.gain,
         status=status, stderr=stderr, notes=(note,) if note else (),
@@ -188,14 +179,13 @@ def alpha(reports: Reports, *, empty: Empty = "model") -> Scores:
     return replace(_linear("ALPHA", _alpha(reports), reports, reports.se_alpha), **_sketched(reports))
 
 
-def fp(reports: Reports, *, pot: Pot = "grand", empty: Empty = "model") -> Scores:
-    r"""Return Fair-Private (Definition 3, eq. 2): alpha, rescaled to add up to the pot.
+def fp(reports: Reports, *, empty: Empty = "model") -> Scores:
+    r"""Return Fair-Private (Definition 3, eq. 2): alpha, rescaled to add up to v(M).
 
     .. math:: \mathrm{FP}(i) = \frac{\alpha(i)}{\sum_{j=1}^N \alpha(j)} \cdot v(M)
 
-    If the denominator is zero, LOO takes the place of alpha, then IOI (the paper's Remark 1). ``pot="grand"``
-    distributes v(M) as the paper does, ``"gain"`` distributes v(M) - v(M0). ``empty`` is explained at
-    :func:`alpha`; with ``"zero"`` and a utility like accuracy, signs hardly ever turn.
+    If the denominator is zero, LOO takes the place of alpha, then IOI (the paper's Remark 1). ``empty``
+    is explained at :func:`alpha`; with ``"zero"`` and a utility like accuracy, signs hardly ever turn.
 
     >>> fp(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).values
     array([0., 1., 2.])
@@ -211,11 +201,11 @@ def fp(reports: Reports, *, pot: Pot = "grand", empty: Empty = "model") -> Score
         ("LOO", reports.grand - reports.without, lost),
         ("IOI", reports.alone - reports.empty, lost),
     )
-    shared = share_out("FP", candidates, reports, pot, stderr=reports.se_alpha)
+    shared = share_out("FP", candidates, reports, stderr=reports.se_alpha)
     return replace(shared, **_sketched(reports))
 
 
-def ee(reports: Reports, *, pot: Pot = "grand", combine: Combine = "mean", empty: Empty = "model") -> Scores:
+def ee(reports: Reports, *, combine: Combine = "mean", empty: Empty = "model") -> Scores:
     r"""Return Everybody-Else: what client i is worth according to all others (Definition 4, eqs. 4 and 5).
 
     .. math::
@@ -226,7 +216,7 @@ def ee(reports: Reports, *, pot: Pot = "grand", combine: Combine = "mean", empty
     ``raw`` is (beta + gamma)/2. Client i's own report does not enter ``raw[i]``; it does enter i's rank and,
     through the denominator, i's share. If the denominator is zero, gamma alone is used, then beta alone.
     ``combine="median"`` takes the median of the others' reports in the place of their mean; it gives at most
-    three values. ``pot`` and ``empty`` are explained at :func:`fp` and :func:`alpha`.
+    three values. ``empty`` is explained at :func:`alpha`.
 
     >>> ee(Reports(empty=0, grand=3, alone=[0, 1, 2], without=[3, 2, 1])).values
     array([0.75, 1.  , 1.25])
@@ -244,7 +234,7 @@ def ee(reports: Reports, *, pot: Pot = "grand", combine: Combine = "mean", empty
         (name, others(r) / coalition, lost)
         for name, r in (("beta + gamma", beta + gamma), ("gamma", 2 * gamma), ("beta", 2 * beta))
     )
-    return share_out("EE", candidates, reports, pot, stderr=None)
+    return share_out("EE", candidates, reports, stderr=None)
 
 
 def surplus(reports: Reports) -> Scores:

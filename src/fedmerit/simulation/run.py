@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
@@ -30,7 +29,7 @@ from fedmerit.protocol.coordinator import Archive, Coordinator, Weights
 from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import MemoryState, Value
-from fedmerit.protocol.messages import Ask, Exchange, Parcel, Signed, exchange_of, pack
+from fedmerit.protocol.messages import Ask, Exchange, Parcel, Signed, pack
 from fedmerit.protocol.outcome import (
     Contribution,
     Evaluations,
@@ -44,7 +43,6 @@ from fedmerit.protocol.outcome import (
 from fedmerit.protocol.settler import SETTLING
 from fedmerit.protocol.terms import EMBEDDED, SIMULATED, from_past, proposed, roster_in
 from fedmerit.scoring.sampling import as_error
-from fedmerit.secagg.setting import STAGES
 from fedmerit.simulation.analysis import Analysis, PlainRound, Truth
 from fedmerit.simulation.direction import PathGradients
 from fedmerit.simulation.setup import Federation, LocalTraining, continued, prepare, read, resolve, schedule
@@ -149,9 +147,6 @@ class LocalTransport:
     round with a sum.
     """
 
-    lost: Mapping[str, str] = MappingProxyType({})
-    """Members whose answers get lost, as {"client-2": "3:masked"}; set by tests and benchmarks."""
-
     def __init__(
         self,
         federation: Federation,
@@ -196,13 +191,6 @@ class LocalTransport:
         self._trained: dict[str, Model] = {}
         self._number, self._m0_hash = 0, ""
 
-    def _is_lost(self, name: str, number: int, kind: Exchange) -> bool:
-        if name not in self.lost:
-            return False
-        at, stage = self.lost[name].split(":")
-        order = [exchange_of(later) for later in (*STAGES, "report")]
-        return int(at) == number and kind in order[order.index(exchange_of(stage)) :]
-
     def begin_round(self, number: int, m0: Model) -> None:
         """Set the number and the starting model of the next round."""
         self._number, self.m0, self._m0_hash, self._trained = number, m0, model_hash(m0), {}
@@ -238,21 +226,19 @@ class LocalTransport:
         unpacked = {id(parcel): parcel for parcel in asks.values()}  # most go to all members
         opened = {key: Ask.unpack(parcel) for key, parcel in unpacked.items()}
         number = opened[id(next(iter(asks.values())))][0].round
-        here = [name for name in asks if not self._is_lost(name, number, kind)]
         if kind == "train":
-            self.train(here)
+            self.train([*asks])
         settling = kind in SETTLING
         stage = "settle" if settling else "evaluate" if kind == "report" and config.reports else "sum"
         telling = number and kind != "close"  # which is no part of a round
         if telling:
             self._tell(stage, number if settling else 0, config.training.rounds if settling else len(asks))
-        for done, name in enumerate(here, start=1):
-            member, parcel = self.members[name], asks[name]
+        for done, (name, parcel) in enumerate(asks.items(), start=1):
+            member = self.members[name]
             if kind == "train":
                 work = self._work(name)
             elif kind == "report":
                 member.solo = self.local.solo.get(name)
-                member.early = not self._is_lost(name, number + 1, "advertise")
             try:
                 answer = member.answer_opened(*opened[id(parcel)], parcel, "", work)
             except ProtocolError as error:
@@ -265,8 +251,6 @@ class LocalTransport:
             yield name, answer
             if telling and not settling:
                 self._tell(stage, done, len(asks))
-        if telling and not settling and len(here) < len(asks):  # those who are lost are waited for no more
-            self._tell(stage, len(asks), len(asks))
 
     def _work(self, name: str) -> Callable[[], Work]:
         trained, m0 = self._trained.pop(name), self.m0
@@ -445,6 +429,7 @@ class Rehearsal:
             begun.first.terms if begun else terms,
             self.federation.pool.commitment,
             data=self.federation.fingerprint,
+            constant=self.federation.constant,
             rounds=list(begun.rounds) if begun else [],
             beside=self._beside,
             truth=self.truth.values if self.truth else None,

@@ -21,7 +21,6 @@ remember, shows it to them.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -44,7 +43,7 @@ from fedmerit.protocol.memory import T, Value
 from fedmerit.protocol.messages import pack
 from fedmerit.protocol.settler import two_manifests
 from fedmerit.protocol.terms import Lineage
-from fedmerit.storage.run_folder import check_private, examine_disk, sweep, write
+from fedmerit.storage.run_folder import examine_disk, lock, sweep, write
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -133,14 +132,14 @@ class StateFile:
                     f"{self.home}: a member's state must have mode 700, got {mode:o}; otherwise others could "
                     f"replace its record of what must never be done again; run: chmod 700 {self.home}"
                 )
-            lock = self._lock.open("a")
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            locked = self._lock.open("a")
+            lock(locked, wait=wait)
         except BlockingIOError as error:
-            lock.close()
+            locked.close()
             raise StoreError(f"{self.home}: the member is answering a message; try again later") from error
         except OSError as error:
             raise StoreError(f"{self.home}: cannot keep a member's state: {error}") from error
-        with lock:
+        with locked:
             self._content = None
             try:
                 yield
@@ -204,11 +203,6 @@ class StateFile:
         if not self.home.is_dir():
             return []
         return [path for path in self.home.iterdir() if _RUN.fullmatch(path.name) and path.is_dir()]
-
-    def about(self) -> Note:
-        """Return a line on what there is."""
-        content = self.content
-        return Note("state", path=str(self.path), counter=content.counter, disk=content.disk or DISK)
 
     # ------------------------------------------------------------------------------------------ sealed files
 
@@ -438,24 +432,52 @@ def stated_heads(path: Path, stated: tuple[int, bytes]) -> tuple[bytes, int]:
 
 
 def about_state(key_file: Path) -> Iterator[Note]:
-    """Yield what a member's state holds, line by line; see `fedmerit member show`."""
+    """Check a member's key and files, and yield what they hold line by line; "problem" is the code of faults.
+
+    Raises:
+        StoreError: the member answers a message at this moment.
+    """
     file = StateFile(key_file, load_key(key_file))
     if not file.home.exists():
         yield Note("state-none", path=str(file.home))
         return
-    content = file.content
-    yield file.about()
-    for roster, lineage in content.known.lineages.items():
-        yield Note("state-roster", hash=roster, runs=len(lineage.recent(time.time())), most=lineage.most)
-        yield Note("state-pins", hash=roster, what=lineage.told() or "nothing yet")
-    for run, stored in content.runs.items():
-        over = stored.names & _OVER
-        size = sum(size for _, size in stored.files.values())
-        when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(stored.time))
-        yield Note("state-run-over" if over else "state-run", hash=run, what=when, bytes=size)
-        manifests, agreed = file.value(run, memory.MANIFESTS) or {}, file.value(run, memory.TERMS)
-        if agreed is not None and len(manifests) == 2 and two_manifests(manifests, agreed.server):
-            yield Note("state-two-manifests", hash=run, what=", ".join(manifests))
+    with file.held(wait=False):
+        try:
+            content = file.content
+        except StoreError as error:
+            yield Note("problem", what=str(error))
+            return
+        yield Note("state", path=str(file.path), counter=content.counter, disk=content.disk or DISK)
+        if why := content.known.stopped:
+            yield Note("problem", what=f"{file.path}: {why}; {STOPPED}")
+        for roster, lineage in content.known.lineages.items():
+            yield Note("state-roster", hash=roster, runs=len(lineage.recent(time.time())), most=lineage.most)
+            yield Note("state-pins", hash=roster, what=lineage.told() or "nothing yet")
+        for run, stored in content.runs.items():
+            size = sum(size for _, size in stored.files.values())
+            when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(stored.time))
+            code = "state-run-over" if stored.names & _OVER else "state-run"
+            yield Note(code, hash=run, what=when, bytes=size)
+            try:
+                yield from _about_run(file, run, stored)
+            except StoreError as error:
+                yield Note("problem", what=str(error))
+        yield from examine_disk(file.home, SPARE)
+    yield Note("restore-member")
+
+
+def _about_run(file: StateFile, run: str, stored: RunState) -> Iterator[Note]:
+    """Yield what the owner should know of the files of a run; raise StoreError if one is lost or damaged."""
+    if stored.names & _OVER and not (file.home / run).exists():
+        return  # its owner deleted the folder of a run that is over
+    for name in stored.files:
+        file.read(run, name)
+    manifests, agreed = file.value(run, memory.MANIFESTS) or {}, file.value(run, memory.TERMS)
+    if agreed is not None and len(manifests) == 2 and two_manifests(manifests, agreed.server):
+        yield Note("state-two-manifests", hash=run, what=", ".join(manifests))
+    heads = file.home / run / "heads"
+    if more := stated_heads(heads, stored.heads)[1]:
+        yield Note("state-tail", path=str(heads), bytes=more)
 
 
 def allow(key_file: Path, changes: Mapping[str, str], roster: Roster | None = None) -> None:
@@ -485,62 +507,6 @@ def _change(content: Content, changes: Mapping[str, str], roster: Roster | None)
                 f"{name}: expected --roster FILE: this member knows of {len(rosters)} rosters", setting=name
             )
         content.known.lineages.setdefault(rosters[0], Lineage()).allow(name, text)
-
-
-def examine(key_file: Path) -> Iterator[Note]:
-    """Check a member's key and files, and yield what was found line by line; "problem" is the code of faults.
-
-    Raises:
-        StoreError: the member answers a message at this moment.
-    """
-    file = StateFile(key_file, load_key(key_file))
-    if not file.home.exists():
-        yield Note("state-none", path=str(file.home))
-        return
-    with file.held(wait=False):
-        try:
-            content = file.content
-        except StoreError as error:
-            yield Note("problem", what=str(error))
-            return
-        yield file.about()
-        if why := content.known.stopped:
-            yield Note("problem", what=f"{file.path}: {why}; {STOPPED}")
-        for run, stored in content.runs.items():
-            problems = list(_faults(file, run, stored))
-            yield from problems
-            if not problems:
-                yield Note("state-in-order", hash=run, files=len(stored.files), lines=stored.heads[0])
-        yield from check_private(file.path, *(item for run in file.runs_on_disk() for item in run.iterdir()))
-        yield from examine_disk(file.home, SPARE)
-    yield Note("restore-member")
-
-
-def heads_of(key_file: Path, folder: Path) -> Path:
-    """Return a member's own file about the run in a run folder."""
-    from fedmerit.ledger.chain import LEDGER, Ledger  # here, so that answering a message loads no ledger
-    from fedmerit.ledger.run import opening_of
-
-    with Ledger(folder / LEDGER, read_only=True) as ledger:
-        first, _ = opening_of(ledger)
-    return key_file.with_name(key_file.name + ".state") / first.run / "heads"
-
-
-def _faults(file: StateFile, run: str, stored: RunState) -> Iterator[Note]:
-    if stored.names & _OVER and not (file.home / run).exists():
-        return  # its owner deleted the folder of a run that is over
-    for name in stored.files:
-        try:
-            file.read(run, name)
-        except StoreError as error:
-            yield Note("problem", what=str(error))
-    try:
-        _, more = stated_heads(file.home / run / "heads", stored.heads)
-    except StoreError as error:
-        yield Note("problem", what=str(error))
-    else:
-        if more:
-            yield Note("state-tail", path=str(file.home / run / "heads"), bytes=more)
 
 
 # ---------------------------------------------------------------------------------------------------- bytes

@@ -18,7 +18,6 @@ files follow from the ledger and are written after it. If a process is killed in
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -26,7 +25,6 @@ import math
 import os
 import re
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +49,7 @@ _EARLY = {".lock", "config.toml", "checkpoints", "keys"} | {
     f"ledger.sqlite{end}" for end in ("", "-wal", "-shm")
 }
 """Files left by a run that failed before its first record; a folder with only these can be used again."""
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
 
 
 class Folder:
@@ -120,7 +118,7 @@ def check_usable(path: Path, *, resume: bool) -> None:
         raise StoreError(f"{path}: nothing to resume, there is no config.toml")
     try:
         names = {item.name for item in path.iterdir()} if path.exists() and not resume else set()
-        if any(name not in _EARLY and not _TEMPORARY.fullmatch(name) for name in names):
+        if any(name not in _EARLY and not TEMPORARY.fullmatch(name) for name in names):
             raise _not_empty(path)
     except OSError as error:
         raise _unusable(path, error) from error
@@ -149,11 +147,12 @@ def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     try:
         with drafted(path, data, mode) as draft:
             draft.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        if os.name == "posix":  # Windows opens no folders
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     except OSError as error:
         raise StoreError(f"{path}: could not be written: {error.strerror or error}") from error
 
@@ -206,29 +205,28 @@ def held(path: Path) -> IO[str]:
     """Return a run folder's lock, which is released when the file is closed or the process ends."""
     handle = (path / ".lock").open("w")
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(handle)
     except BlockingIOError as error:
         handle.close()
         raise StoreError(f"{path}: another process is running in this folder") from error
     return handle
 
 
-def leftovers(folder: Path) -> list[Path]:
-    """Return the temporary files of a killed process, if no other process is writing in the folder."""
-    return [path for path in folder.glob(".*") if _TEMPORARY.fullmatch(path.name)]
+def lock(handle: IO[str], *, wait: bool = False) -> None:
+    """Lock an open file for this process, or raise BlockingIOError; without locks, StoreError."""
+    try:
+        import fcntl
+    except ImportError as error:  # Windows, where tables are read all the same
+        system = "a run and a member's state need Linux or macOS: on Windows, use WSL or Docker"
+        raise StoreError(f"{handle.name}: {system}") from error
+    fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
 def sweep(folder: Path) -> None:
     """Remove temporary files of a killed process; no other process may be writing in the folder."""
-    for path in leftovers(folder):
-        path.unlink(missing_ok=True)
-
-
-def check_private(*files: Path) -> Iterator[Note]:
-    """Yield a problem for each of these files that others than its owner may use."""
-    for file in files:
-        if file.exists() and (mode := stat.S_IMODE(file.stat().st_mode)) & 0o077:
-            yield Note("problem", what=f"{file}: expected mode 600, got {mode:o}; run: chmod 600 {file}")
+    for path in folder.glob(".*"):
+        if TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def examine_disk(folder: Path, least: int) -> Iterator[Note]:

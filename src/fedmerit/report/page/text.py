@@ -390,8 +390,6 @@ def decision(facts: Facts) -> list[str]:
     if facts.other_basis:
         basis = words("pay.basis", score=noun(terms.score), measure=spoken(terms.utility))
         sentences.append(words("pay.other-basis", basis=basis))
-    if decision.shares.status != "ok":
-        sentences.append(words("pay.fallback"))
     return [*sentences, about(terms)]
 
 
@@ -433,9 +431,10 @@ def _reason(facts: Facts, standing: Standing) -> str:
         if turned:
             return words("reason.worse-turned", added=added)
         return words("reason.worse-alone" if unconfirmed else "reason.worse", added=added)
+    known = standing.interval is not None
     if standing.total < 0:
-        return words("reason.below", added=added)
-    if standing.surely <= 0 and standing.interval is not None:
+        return words("reason.below" if known else "reason.below-unknown", added=added)
+    if standing.surely <= 0 and known:
         return words("reason.maybe", added=added)
     if standing.coverage < 1:
         return words("reason.partly", added=plus, part=standing.coverage)
