@@ -548,7 +548,7 @@ def words(hint: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(arguments)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(words(option) for option in arguments)
+        return " or ".join(words(option) for option in arguments if option is not types.NoneType)
     if _is(origin, Mapping):
         return f"a table of {_PLURAL.get(arguments[1]) or words(arguments[1])} by name"
     if origin is not None:
