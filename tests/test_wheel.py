@@ -1,5 +1,6 @@
 """What is handed out: a wheel that works by itself, files people look for, and what runs without extras."""
 
+import ast
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import sys
 import sysconfig
 import tomllib
 import venv
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -150,6 +152,7 @@ def test_what_needs_none_of_them_loads(absent, program):
 
 
 TABLES = """
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from fedmerit.cli import main
 from fedmerit.errors import StoreError
@@ -170,3 +173,21 @@ def test_without_locks_as_on_windows_tables_are_read_and_runs_are_refused(tmp_pa
     assert "budget 100.00, rule fenced" in said
     assert said.endswith("a run and a member's state need Linux or macOS: on Windows, use WSL or Docker\n")
     assert (tmp_path / "page.html").exists()
+
+
+def test_every_package_that_is_imported_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [one for extra in project["optional-dependencies"].values() for one in extra]
+    declared = {
+        re.match(r"[\w-]+", one)[0].replace("_", "-").lower() for one in (*project["dependencies"], *extras)
+    }
+    imported = set()
+    for path in (ROOT / "src" / "fedmerit").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+            imported |= {name.partition(".")[0] for name in names}
+    of, known = packages_distributions(), {"fedmerit", *sys.stdlib_module_names}
+    packages = {of[name][0].replace("_", "-").lower() for name in imported - known}
+    # jinja2 brings the one; where Parquet is read, an error tells how to install the other
+    assert packages - declared == {"markupsafe", "pyarrow"}

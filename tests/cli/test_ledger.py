@@ -202,7 +202,6 @@ def test_an_export_replaces_an_older_copy_of_its_ledger_and_nothing_else(fedmeri
 
 
 def roster_in(folder):
-    """The roster that a rehearsal's own keys make."""
     path = folder.parent / "roster.toml"
     keys = {name: public_key(load_key(folder / "keys" / f"{name}.pem")) for name in "ABCD"}
     write_roster(path, Roster(Member(name, key) for name, key in keys.items()))

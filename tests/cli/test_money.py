@@ -24,7 +24,6 @@ SILENT = """round,client,silent,empty,grand,alone,without
 
 
 def failure(*arguments):
-    """The message with which a command fails."""
     result = call(*arguments)
     assert result.exception is not None
     with pytest.raises(SystemExit), errors_as_messages():

@@ -141,7 +141,6 @@ def test_paragraphs_of_help_are_as_wide_as_the_terminal(fedmerit, monkeypatch):
 
 
 def commands(fedmerit, *above):
-    """Every command with its help, also those of groups."""
     told = fedmerit.said(*above, "--help")
     names = re.findall(r"^│ ([a-z]+)  ", told, re.MULTILINE)
     yield above, told, names

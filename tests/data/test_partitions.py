@@ -48,7 +48,6 @@ def test_mu_controls_how_uneven_the_classes_are():
     y = np.repeat(np.arange(10), 200)
 
     def concentration(mu: float) -> float:
-        """Mean share of a client's most frequent class."""
         parts = split(y, 5, "dirichlet", rng=generator(), mu=mu)
         return float(np.mean([np.bincount(y[part]).max() / len(part) for part in parts]))
 

@@ -191,7 +191,6 @@ def test_the_test_file_is_named_where_its_rows_are_wrong(tmp_path):
 
 
 def parquet(file, **columns):
-    """A Parquet file with a target of two classes."""
     import pyarrow as pa
     from pyarrow.parquet import write_table
 

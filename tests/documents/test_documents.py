@@ -66,7 +66,6 @@ def anchors(document):
 
 
 def commands(document):
-    """Lines of its blocks without a language; comments gone."""
     lines = [
         line.partition("#")[0].strip()
         for block in blocks(document)
@@ -95,7 +94,6 @@ def test_python_runs_and_prints_what_its_comments_say(block, capsys):
 
 
 def shortened(arguments):
-    """Runs are made short; everything else is as written."""
     if arguments[0] in ("run", "plan"):
         return [*arguments, *(part for setting in TINY for part in ("--set", setting))]
     return arguments

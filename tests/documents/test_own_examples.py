@@ -133,7 +133,6 @@ def test_spots(run):
 
 
 def follow(name, folder):
-    """What a reader sees who runs the script."""
     done = subprocess.run(
         [sys.executable, TUTORIALS / name, folder],
         capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},

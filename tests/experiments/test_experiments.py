@@ -61,7 +61,6 @@ HERE = ROOT / "experiments"
 
 
 def stopped(said, step, *arguments):
-    """A script stops with these words."""
     with pytest.raises(SystemExit) as caught:
         step(*arguments)
     assert said in str(caught.value)
@@ -157,6 +156,7 @@ def test_the_data_folder_is_made_from_the_original_downloads(tmp_path, monkeypat
     assert "1571f514728f59376b705fc836ff4b63" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_published_cells_are_run_again_and_compared_with_minutes_of_this_machine(
     tmp_path, monkeypatch, capsys
 ):
@@ -589,6 +589,7 @@ def test_a_repeat_is_compared_with_the_retrained_value_of_the_run_it_repeats():
     stopped("again repeats first, but members have other numbers of samples", lent, first, other)
 
 
+@pytest.mark.long
 def test_what_a_cell_asks_reaches_its_rehearsal(small, tmp_path):
     made = one_round_of(small, "mr-shapley")
     with Folder(tmp_path / "plain", made) as folder:
@@ -635,6 +636,7 @@ def test_a_line_that_was_cut_short_costs_no_other_run(tmp_path):
     assert file.read_bytes().count(b"\n") == 4
 
 
+@pytest.mark.long
 def test_coalitions_that_are_trained_again_outlast_a_run_that_is_given_up(tmp_path, monkeypatch):
     cell = in_order(select(plan(toy=True), ["tab-error-game"]))[0]
     titles = onecell.convert(None, [cell.dataset], tmp_path)

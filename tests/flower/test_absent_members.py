@@ -28,7 +28,6 @@ INVITED = f"(invited by fedmerit {VERSION}, which speaks protocol {PROTOCOL})"
 
 
 def exchanges(grid, name):
-    """What one member was asked, in order."""
     asked = [exchange_of(message) for node, message, _ in grid.seen if node == NODES[name]]
     return [(ask.exchange, ask.round) for ask in asked]
 

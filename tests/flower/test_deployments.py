@@ -74,7 +74,6 @@ def everything_kept(database):
 
 
 def everything_in(folder):
-    """All files below a folder, one after another."""
     return b"\0".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
 
 
@@ -96,7 +95,6 @@ def stretches(vector, baseline, sizes, length=16):
 
 
 def found(needles, haystack):
-    """How many of them are there."""
     return sum(needle in haystack for needle in needles)
 
 
@@ -216,14 +214,12 @@ def test_a_simulation_is_scored_both_ways_and_is_called_a_rehearsal(tmp_path):
 
 
 def kinds(out):
-    """Kinds of the records so far."""
     with contextlib.suppress(LedgerError, sqlite3.Error):
         return [record.kind for record in records_of(out)]
     return []
 
 
 def server_app(federation):
-    """The process that runs the ServerApp."""
     found = []
     for pid in federation.pids("superlink"):
         with contextlib.suppress(OSError):

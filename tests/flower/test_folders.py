@@ -284,7 +284,6 @@ def test_killed_before_a_score_file_the_folder_is_scored_paid_and_repaired(tmp_p
 
 
 def roster_without(home):
-    """The same members, and no server."""
     members = read_roster(home / "roster.toml").members
     (home / "roster.toml").unlink()
     write_roster(home / "roster.toml", Roster(members))

@@ -148,8 +148,6 @@ def test_members_that_never_come_back_end_the_run(home, gone, available):
 
 
 class TellsOtherwise(FedAvg):
-    """Tells one member to train otherwise in round 2."""
-
     def configure_train(self, server_round, arrays, config, grid):
         messages = list(super().configure_train(server_round, arrays, config, grid))
         if server_round == 2:
@@ -159,8 +157,6 @@ class TellsOtherwise(FedAvg):
 
 
 class Forgets(FedAvg):
-    """Drops an array from the model after round 2."""
-
     def aggregate_train(self, server_round, replies):
         arrays, metrics = super().aggregate_train(server_round, replies)
         if server_round == 2:
@@ -169,8 +165,6 @@ class Forgets(FedAvg):
 
 
 class Breaks(FedAvg):
-    """Raises an error of the user's own after round 2."""
-
     def configure_evaluate(self, server_round, *args):
         if server_round == 2:
             raise ZeroDivisionError("the user's own")

@@ -211,7 +211,6 @@ def one_trains(home, change=0.01, metrics=SAMPLES, rounds=1, **options):
 
 
 def said(caplog):
-    """What the member logged as it left its round."""
     (line,) = [text for text in caplog.messages if text.startswith(f"{LIAR} leaves round 1: stage masked")]
     return line
 

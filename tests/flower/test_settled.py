@@ -244,7 +244,6 @@ class Killed(BaseException):
 
 
 def killed(home, exchange, number=2, **options):
-    """A run whose server dies when it sends a message."""
     grid = grid_of(home)
     at(grid, exchange, number, dies(Killed))
     with pytest.raises(Killed):
@@ -369,7 +368,6 @@ def damaged(home):
 
 
 def without(name):
-    """Delete a file of the run, or all of it."""
 
     def change(home):
         path = home / "run" / name

@@ -32,12 +32,10 @@ class Custom(FedAvg):
         return super().aggregate_train(server_round, replies)
 
     def double(self, number):
-        """A method of the user's."""
         return 2 * number
 
     @property
     def best(self):
-        """A property of the user's."""
         return max(self.replies)
 
 

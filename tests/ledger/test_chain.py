@@ -213,7 +213,6 @@ def long(tmp_path_factory):
 
 
 def read_all(path):
-    """The digests of a ledger that verifies, or what is wrong with it."""
     try:
         with Ledger(path, read_only=True) as ledger:
             verify_chain(ledger, lambda _: {})

@@ -119,7 +119,6 @@ def put(**values):
 
 
 def inside(*path, **values):
-    """Change what is inside of a body."""
 
     def edit(body):
         for key in path:

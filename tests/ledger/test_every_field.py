@@ -41,7 +41,6 @@ def files(tmp_path_factory):
 
 
 def keys_of(files, name):
-    """Everybody's private key, by author."""
     if name == "unmasked":
         return {}
     return {path.stem: load_key(path) for path in (files / name / "keys").glob("*.pem")}

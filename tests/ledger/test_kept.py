@@ -159,7 +159,6 @@ class TwoLedgers(Federation):
         self.reaches = lambda name, ask: not self.unasked(ask.exchange, ask.round, name)
 
     def start(self, number, m0, members=ALL, *, by=None):
-        """Run a round from any model."""
         self.model = m0
         return self.round(number, members, by=by)
 
@@ -258,7 +257,6 @@ def test_a_server_that_moves_the_model_back_is_found_by_what_started_from_the_sa
 
 
 def inputs_in(folder):
-    """Digests of the masked words of round 1, from a ledger."""
     return next(one for one in records_of(folder) if one.kind == "masked").body["inputs"]
 
 

@@ -91,7 +91,6 @@ def test_contract(ran, way, scenario):
 
 
 def hold(scenario: Scenario, found: Ran) -> None:
-    """Everything that holds of any run."""
     it_verifies(scenario, found)
     everybody_is_where_expected(scenario, found)
     an_aborted_round_leaves_the_model(scenario, found)
@@ -283,12 +282,10 @@ def test_over_a_grid_settled_scores_are_those_of_the_engine_in_one_process(ran, 
 
 
 def phi(found: Ran, scenario: Scenario) -> np.ndarray:
-    """What everybody's statements come to over the run."""
     return run_in(found.folder).settlement.account.totals(scenario.names).values
 
 
 def used(found: Ran):
-    """v(M0) and v(M) of the rounds that are scored."""
     return {one.number: one.body["utilities"] for one in found.rounds if one.reports}
 
 
@@ -321,7 +318,6 @@ def test_where_the_coordinator_sees_all_a_members_copy_verifies(ran, tmp_path, w
 
 
 def pays(folder: Path) -> dict[str, int]:
-    """Decide twice on a budget; the cents."""
     utility = of_folder(folder).scoring.utilities[0]
     terms = Terms(budget="1000.00", utility=utility, despite_doubts=True)
     decision, new = record_decision(folder, terms)

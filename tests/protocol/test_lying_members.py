@@ -44,7 +44,6 @@ def federation(tmp_path):
 
 
 def ran(federation):
-    """The run came to its end, and its ledger verifies."""
     federation.run()
     assert federation.verified()
     rounds = federation.rounds

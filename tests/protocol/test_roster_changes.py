@@ -149,7 +149,6 @@ def twice(table):
 
 
 def rewritten(tmp_path, roster, change):
-    """Read the file of a roster whose table was changed."""
     path = tmp_path / "roster.toml"
     write_roster(path, roster)
     table = tomllib.loads(path.read_text())
@@ -270,7 +269,6 @@ class Years:
         self.roster = self.run().roster
 
     def run(self, roster=None, names=(*THREE, "client-3")):
-        """A run of one round under a roster; everybody has the same file."""
         self.runs += 1
         federation = Federation(self.home, names, 1, seed=0, files=True, roster=roster)
         federation.run_id = f"{self.runs:032x}"
@@ -295,7 +293,6 @@ def years(tmp_path):
 
 
 def refused(federation):
-    """Who refused to join, and in which words."""
     first = {name: federation.errors(name)[0] for name in federation.names if federation.errors(name)}
     assert all(isinstance(error, RefusedError) for error in first.values())
     return {name: str(error) for name, error in first.items()}

@@ -64,7 +64,6 @@ def federation(tmp_path):
 
 
 def peak_of(call):
-    """Bytes that were held at once while something ran."""
     tracemalloc.start()
     try:
         call()
@@ -138,7 +137,6 @@ SMALL = {
 
 
 def request(**change):
-    """A request for a report, without a signature."""
     body = {"included": ["A"], "m0": "0" * 64, "head": "0" * 64, "next": [], "slice": [0, []]}
     return Ask("report", "0" * 32, 1, body | change, SMALL).pack(lambda message: b"")
 

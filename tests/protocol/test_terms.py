@@ -190,7 +190,6 @@ def test_runs_are_counted_once_and_forgotten_after_a_month():
 
 @pytest.fixture
 def shown(fedmerit):
-    """A function that calls a command; gives back its exit code and all that it printed."""
 
     def call(*command):
         code, out, err = fedmerit(*command)

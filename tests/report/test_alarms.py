@@ -152,7 +152,6 @@ def test_rounds_without_everybodys_report_are_not_judged():
 
 
 def drop(one, name):
-    """The round with this member silent."""
     keep = [k for k, other in enumerate(one.clients) if other != name]
     fields = ("alone", "without", "se_alpha", "se_alpha_total")
     kept = {key: None if (given := getattr(one, key)) is None else given[keep] for key in fields}

@@ -39,7 +39,6 @@ def browser():
 
 @pytest.fixture(scope="module")
 def written(run_folder, tmp_path_factory):
-    """The page of a run, as a file."""
     path = tmp_path_factory.mktemp("page") / "page.html"
     path.write_text(page(run_folder), encoding="utf-8")
     return path
@@ -76,7 +75,6 @@ def opened(browser):
 
 @pytest.fixture
 def shown(opened, tmp_path):
-    """A function that opens the page of a file of reports."""
 
     def show(path, width=1280, language="en"):
         target = tmp_path / "page.html"

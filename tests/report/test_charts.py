@@ -19,7 +19,6 @@ CLINICS = ("Universitätsklinikum Bonn", "Universitätsklinikum Köln", "Univers
 
 
 def drawn(spec):
-    """The texts in a chart."""
     made = vl_convert.vegalite_to_svg({**spec, "width": 640}, vl_version="6.4")
     return re.findall(r"<text[^>]*>([^<]*)</text>", made)
 

@@ -238,7 +238,6 @@ def folder(run_folder, tmp_path):
 
 
 def calculator(text):
-    """Member -> amount and share that the page opens with."""
     table = text.split('<table id="payouts"')[1].split("</table>")[0]
     found = re.findall(r'>([^<]+)</th>.*?<td class="amount"[^>]*>([\d,.]+)<.*?"share">([\d.]+%)<', table)
     return {name: rest for name, *rest in found}

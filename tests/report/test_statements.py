@@ -22,7 +22,6 @@ from fedmerit.settings import Heading
 
 
 def reports(alpha, se, *, clients=(), number=1, silent=()):
-    """One round on a slice of its own."""
     alpha, gain = np.array(alpha), 0.4
     return Reports(
         empty=0, grand=gain, alone=alpha, without=gain - alpha, se_alpha=se, clients=clients, silent=silent,
@@ -57,7 +56,6 @@ def test_whom_a_member_is_like_cannot_be_said_without_errors_or_of_too_many(monk
 
 
 def decided(rounds, terms, **report):
-    """The facts of a decision that rests on these rounds."""
     told = [SimpleNamespace(to_reports=lambda _, one=one: one) for one in rounds]
     decision = decide(told, terms, from_dict({}))
     config = from_dict({"training": {"rounds": len(rounds)}, "report": report})
@@ -108,7 +106,6 @@ def test_the_course_of_every_member_is_summed_once(monkeypatch):
 
 
 def told(member, alpha, terms):
-    """The statement of one member of a run of one round."""
     given = reports(alpha, [0.01] * len(alpha), clients=tuple("ABCD"[: len(alpha)]))
     return as_markdown(decided([given], terms), member)
 

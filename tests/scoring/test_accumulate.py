@@ -262,7 +262,6 @@ def test_rounds_that_do_not_join_up_are_noted_with_their_numbers():
 
 
 def convergence(each, numbers, stderr=None):
-    """How the order settled of clients with these scores in each round."""
     clients = tuple(f"client-{i}" for i in range(np.shape(each)[1]))
 
     def scores(values, **more):
@@ -349,7 +348,6 @@ def test_it_is_the_order_of_sums_that_accumulate_makes(rounds, missing, score):
 
 
 def facts(*rounds, stderr=None):
-    """Members with these contributions in each round."""
     level, made = 0.0, []
     for number, values in enumerate(rounds, start=1):
         n = len(values)

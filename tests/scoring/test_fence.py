@@ -39,7 +39,6 @@ def scored(raw, stderr=None, *, gain=1.0, clients=None, **extra):
 
 
 def in_blocks(blocks):
-    """Scores measured in blocks of equal size."""
     blocks = np.array(blocks, dtype=float)
     raw = blocks.mean(axis=0)
     named = {"score": "PHI", "clients": tuple(f"m{i}" for i in range(len(raw))), "gain": 1.0}

@@ -26,7 +26,6 @@ from games import shapley_by_permutations, tables, two_additive_tables
 
 
 def game(n, v):
-    """A table from a function of the set of members."""
     return Table([v({i for i in range(n) if mask >> i & 1}) for mask in range(1 << n)])
 
 

@@ -86,7 +86,6 @@ def test_notes_of_the_scores_travel_along():
 
 
 def reason_of(scores, rule="fair"):
-    """Return the code of the reason for which the rule gives no shares."""
     with pytest.raises(UndefinedShares) as caught:
         shares(scores, rule)
     return caught.value.note.values["reason"].code

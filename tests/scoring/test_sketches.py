@@ -44,7 +44,6 @@ LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=40)
 
 
 def stratified(values, strata):
-    """The textbook formula, class by class."""
     square = 0.0
     for one in set(strata.tolist()):
         own = values[strata == one]

@@ -424,15 +424,18 @@ def guide(folder, exchanged="", **sections):
     return from_dict({name: {**raw.get(name, {}), **sections.get(name, {})} for name in {**raw, **sections}})
 
 
-def test_a_clinic_with_exchanged_answers_is_last_whichever_it_is(tmp_path):
+@pytest.mark.parametrize("clinics", [["Dale"], pytest.param(CLINICS, marks=pytest.mark.long)])
+def test_a_clinic_with_exchanged_answers_is_last_whichever_it_is(tmp_path, clinics):
     ranks = {}
-    for clinic in CLINICS:
+    for clinic in clinics:
         (tmp_path / clinic).mkdir()
         run(guide(tmp_path / clinic, clinic), tmp_path / clinic / "run")
         standing = Facts(read_source(tmp_path / clinic / "run")).standing[clinic]
         ranks[clinic] = standing.rank
         assert clinic != "Dale" or standing.share < 0.05  # as docs/bring-your-own.md says
-    assert sum(rank == 5 for rank in ranks.values()) >= 4, ranks  # with plain outputs, 2 of 5
+    assert sum(rank == 5 for rank in ranks.values()) >= min(4, len(ranks)), (
+        ranks
+    )  # with plain outputs, 2 of 5
     assert min(ranks.values()) >= 4
 
 

@@ -127,7 +127,6 @@ def test_a_crash_at_each_step_of_closing_a_round_is_repaired(tmp_path, whole, wh
 
 @pytest.fixture
 def half_done(tmp_path):
-    """A run of two rounds that stopped after the first."""
     return half_run(tiny(), tmp_path / "run")
 
 

@@ -36,7 +36,6 @@ def settled(*more, method="settled"):
 
 
 def book(folder):
-    """The settlement as the ledger has it."""
     return run_in(folder).settlement
 
 

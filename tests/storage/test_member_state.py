@@ -38,7 +38,6 @@ def home_of(federation, name=LIAR):
 
 
 def put_back(copy, home):
-    """Make a folder what it was when a copy was made."""
     shutil.rmtree(home, ignore_errors=True)
     if copy.exists():
         shutil.copytree(copy, home)
@@ -263,7 +262,6 @@ def test_a_member_stores_few_rounds_whatever_it_is_asked(federation):
 
 @pytest.fixture
 def trained(federation):
-    """Who has trained."""
     found = []
     federation.train = lambda name, number, m0: found.append(name) or federation.linear(name, number, m0)
     return found
@@ -294,7 +292,6 @@ def test_a_full_disk_is_noticed_before_training(federation, trained, monkeypatch
 
 
 def next_run(federation, number=1, roster=None):
-    """Another run of the same members, on the same machines."""
     made = Federation(federation.home, rounds=3, files=True, ledger=False, roster=roster)
     made.run_id = f"{number:032x}"
     made.train = lambda name, round_, m0: made.linear(name, 10 * number + round_, m0)

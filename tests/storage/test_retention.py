@@ -153,7 +153,6 @@ def test_no_file_holds_a_sample(made):
 
 
 def again(federation, number=1):
-    """Another run of the same members, on the same machines."""
     made = Federation(federation.home, NAMES, rounds=1, files=True, ledger=False)
     made.run_id = f"{number:032x}"
     made.train = lambda name, round_, m0: made.linear(name, 10 * number + round_, m0)

@@ -30,7 +30,6 @@ def call(*arguments, given=None):
 
 
 def shell(*arguments, columns=80, **env):
-    """Run a command in a process of its own."""
     return subprocess.run(
         [*FEDMERIT, *map(str, arguments)],
         capture_output=True,

@@ -35,7 +35,6 @@ def node_config(folder, name):
 
 
 def grid_of(folder, apps=None):
-    """All members as nodes."""
     configs = {node: node_config(folder, name) for name, node in NODES.items()}
     return InProcess({node: (apps or {}).get(name, client.app) for name, node in NODES.items()}, configs)
 

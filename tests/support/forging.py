@@ -112,7 +112,6 @@ def changes(value):
 
 
 def places(body, path=()):
-    """Every place in a body, as a path."""
     yield path, body
     if isinstance(body, dict):
         for key, item in body.items():

@@ -74,7 +74,6 @@ def model_named(name):
 
 
 def pool(m=12, shape=(6, 6, 1), seed=0):
-    """Test images and labels of three classes."""
     rng = np.random.default_rng(seed)
     return rng.integers(0, 256, (m, *shape), dtype=np.uint8), np.arange(m) % 3
 
@@ -88,6 +87,5 @@ def updates_for(model, scale=0.05, seed=1):
 
 
 def game_of(m0, updates, weights=WEIGHTS, *, kind="additive", names="ABCDEFG", device="cpu"):
-    """The game of a round."""
     vectors = [torch.as_tensor(values).to(device) for values in (m0, updates)]
     return Game(*vectors, weights, kind, tuple(names[: len(updates)]))

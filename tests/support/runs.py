@@ -17,23 +17,19 @@ from fedmerit.verify import verified
 
 
 def ledger_of(folder):
-    """The ledger in a folder, open to be read."""
     return Ledger(Path(folder) / "ledger.sqlite", read_only=True)
 
 
 def records_of(folder, kind=None):
-    """The records of a kind in a folder's ledger, or all of them."""
     with ledger_of(folder) as ledger:
         return list(ledger.records(kind))
 
 
 def bodies_of(folder, kind):
-    """What the records of a kind say in a folder's ledger."""
     return [record.body for record in records_of(folder, kind)]
 
 
 def rounds_in(folder):
-    """The closed rounds in a folder's ledger."""
     with ledger_of(folder) as ledger:
         return rounds_of(ledger)
 
@@ -46,7 +42,6 @@ def copied(folder, path, shown=lambda record: True):
 
 
 def run_in(folder):
-    """The run that the ledger of a folder, or a copy of one, holds."""
     if Path(folder).suffix == ".jsonl":
         return replay(Copy(folder))
     with ledger_of(folder) as ledger:
@@ -85,7 +80,6 @@ def first_body(ledger, kind):
 
 
 def config_of(ledger):
-    """The settings of a run."""
     return recorded(first_body(ledger, "run")["terms"]["config"])
 
 
