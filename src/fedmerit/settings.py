@@ -155,9 +155,11 @@ class Partition:
 class Corruption:
     """Faults planted in members on purpose; for rehearsals and experiments."""
 
-    label_noise: Mapping[str, float] | str = setting({}, '{client-5 = 0.8}, or "ramp"')
+    label_noise: Mapping[str, float] | Literal["ramp"] = setting({}, '{client-5 = 0.8}, or "ramp"')
     label_flip: Sequence[str] = setting((), "members whose labels y become C-1-y")
-    free_rider: Mapping[str, str] = setting({}, '{client-1 = "zero" | "noise" | "stale"}')
+    free_rider: Mapping[str, Literal["zero", "noise", "stale"]] = setting(
+        {}, '{client-1 = "zero" | "noise" | "stale"}'
+    )
     misstate: Mapping[str, float] = setting(
         {}, "{client-2 = 1.01}: client-2 states 1.01 times its score at the settlement"
     )
@@ -233,7 +235,7 @@ class Scoring:
         "all", "coordinator: each member sees only its own numbers and the totals"
     )
     solo: bool = setting(False, "members also train alone and report that model's utility")
-    truth: Sequence[str] = setting(
+    truth: Sequence[Literal["mr-shapley", "round-shapley", "shapley"]] = setting(
         (),
         '"mr-shapley", "round-shapley", "shapley": over all rounds, of the last round, retrained',
         above="these need plain updates, so the run is marked as an analysis",
