@@ -105,7 +105,10 @@ def test_an_empty_file_is_a_valid_run_and_the_commented_one_is_a_first_run(tmp_p
 
 def test_the_commented_file_explains_every_choice_and_names_every_default_that_it_changes():
     lines = {line.partition(" = ")[0]: line for line in commented_config().splitlines()}
-    assert "# fixed | per-round; where members report; per-round: a fresh" in lines["test_reveal"]
+    assert lines["test_reveal"].endswith('  # one of "fixed", "per-round"')
+    assert lines["outputs"].endswith('""  # one of "logits", "probabilities", "standardised", "plain"')
+    assert lines["rule"].endswith('  # one of "fenced", "fair", "impartial", "equal"')
+    assert max(map(len, commented_config().splitlines())) <= 120
     assert lines["away"].startswith("away = {}  # {client-2 = [3]}")
     assert "# Who takes part when." in commented_config()
     assert "called as factory(input_shape, outputs)" in commented_config()

@@ -99,9 +99,11 @@ def settings() -> str:
         part = getattr(plain, section)
         rows = []
         for item in dataclasses.fields(part):
-            told = [item.metadata["beside"], item.metadata["above"]]
-            told = [one for one in told if one] or [" | ".join(choices(item.type))]
-            text = "; ".join(told).replace("|", "\\|")
+            allowed = choices(item.type)
+            told = [allowed and f"one of {', '.join(allowed)}", item.metadata["beside"]]
+            above = item.metadata["above"]
+            text = ". ".join(filter(None, [above.removesuffix("."), "; ".join(filter(None, told))]))
+            text = text.replace("|", "\\|")
             rows.append((f"`{item.name}`", f"`{value(getattr(part, item.name))}`", text))
         parts += [f"## [{section}]", table("setting | default | meaning", rows)]
     return "\n\n".join(parts)

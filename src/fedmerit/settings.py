@@ -113,16 +113,17 @@ class Data:
 
     name: str = setting(
         "fashion-mini",
-        'table | npz | folder | fashion-mini | "module:function"',
-        above="your own data, model and metric: docs/bring-your-own.md",
+        'one of "fashion-mini", "table", "npz", "folder", or "module:function"',
+        above="Your own data, model and metric: docs/bring-your-own.md.",
     )
     path: str = setting("", "where the files are, relative to the current folder (not for fashion-mini)")
     test_size: int = setting(
-        500,
-        "test samples in the pool, balanced over classes if there are any; 0: the whole test set as it is",
+        500, "test samples, balanced over classes if there are any; 0: the whole test set as it is"
     )
     test_reveal: Literal["fixed", "per-round"] = setting(
-        "fixed", "where members report; per-round: a fresh slice of the pool each round, in a committed order"
+        "fixed",
+        above="Where members report. fixed: the same test samples in all rounds. per-round: a fresh slice of "
+        "the pool each round, in a committed order.",
     )
     options: Mapping[str, Any] = setting(
         {}, 'options of the reader: {size = 64} for images, {target = "outcome"} for a table'
@@ -134,7 +135,7 @@ class Partition:
     """Who holds which training samples."""
 
     scheme: str = setting(
-        "dirichlet", 'iid | dirichlet | group | sizes | "file:PATH", a partition that was saved'
+        "dirichlet", 'one of "iid", "dirichlet", "group", "sizes", or "file:PATH", as saved'
     )
     clients: int = setting(
         6, 'for "group" and "file", leave it out or write 0: as many as in the data or the file'
@@ -145,9 +146,8 @@ class Partition:
     )
     names: Sequence[str] = setting(
         (),
-        'for "group" and "file": their order; for "group" also which groups take part',
-        above='by default client-0, client-1, ...; with "group" and "file", the names in the data or the '
-        "file",
+        above='By default client-0, client-1, ...; with "group" and "file", the names in the data or the '
+        'file: the key then says their order, and with "group" also which groups take part.',
     )
 
 
@@ -155,13 +155,15 @@ class Partition:
 class Corruption:
     """Faults planted in members on purpose; for rehearsals and experiments."""
 
-    label_noise: Mapping[str, float] | Literal["ramp"] = setting({}, '{client-5 = 0.8}, or "ramp"')
-    label_flip: Sequence[str] = setting((), "members whose labels y become C-1-y")
+    label_noise: Mapping[str, float] | Literal["ramp"] = setting(
+        {}, '{client-5 = 0.8}: 80% of its labels are random; or "ramp": more from member to member'
+    )
+    label_flip: Sequence[str] = setting((), "members whose labels are turned round: y becomes C-1-y")
     free_rider: Mapping[str, Literal["zero", "noise", "stale"]] = setting(
-        {}, '{client-1 = "zero" | "noise" | "stale"}'
+        {}, '{client-1 = "zero"}: it sends no change; "noise": random numbers; "stale": an old model'
     )
     misstate: Mapping[str, float] = setting(
-        {}, "{client-2 = 1.01}: client-2 states 1.01 times its score at the settlement"
+        {}, "{client-2 = 1.01}: it states 1.01 times its score at the settlement"
     )
 
 
@@ -171,15 +173,15 @@ class Model:
 
     name: str = setting(
         "cnn",
-        'mlp | cnn | cnn-pool | resnet18 | resnet50 | "module:factory"',
-        above='or a model of your own: "module:factory", called as factory(input_shape, outputs); outputs is '
-        "the number of classes, or 1 for real numbers and for the loss binary",
+        'one of "mlp", "cnn", "cnn-pool", "resnet18", "resnet50", or "module:factory"',
+        above='A model of your own is "module:factory", called as factory(input_shape, outputs), where '
+        "outputs is the number of classes, or 1 for real numbers and for the loss binary.",
     )
     outputs: Literal["", "logits", "probabilities", "standardised", "plain"] = setting(
         "",
-        "what the network returns: for classes, logits (what looks like probabilities is refused unless this "
-        "key says what it is); for the loss mse, standardised, in standard deviations from the mean of y, or "
-        "plain, in the unit of y",
+        above="What the network returns. For classes: logits, or probabilities; if the key is empty, logits, "
+        "and what looks like probabilities is refused. For the loss mse: standardised, in standard "
+        "deviations from the mean of y, which is also what an empty key means, or plain, in the unit of y.",
     )
 
 
@@ -192,14 +194,15 @@ class Training:
     batch_size: int = setting(64)
     loss: str = setting(
         "cross-entropy",
-        'cross-entropy | binary | mse | "module:function"',
-        above='or a loss of your own: "module:function", called as function(outputs, y) for a number',
+        'one of "cross-entropy", "binary", "mse", or "module:function"',
+        above='A loss of your own is "module:function", called as function(outputs, y) for a number.',
     )
     optimiser: Literal["adam", "adamw", "sgd"] = setting("adam")
     lr: float = setting(0.001)
     weight_decay: float = setting(0.001)
     weights: Literal["uniform", "roster", "secret", "scores"] | Mapping[str, float] = setting(
-        "uniform", "or secret, scores, a table of weights by member, or roster: that in the roster's file"
+        "uniform",
+        'one of "uniform", "secret", "scores", "roster" (as in its file), or {client-0 = 2.0, ...}',
     )
     weight_cap: int = setting(100000, 'for "secret": the largest sample count anyone may claim')
 
@@ -209,7 +212,7 @@ class Participation:
     """Who takes part when."""
 
     fraction: float = setting(1.0, "fraction of the members who take part, drawn anew each round")
-    away: Mapping[str, Sequence[int]] = setting({}, "{client-2 = [3]}: client-2 misses round 3")
+    away: Mapping[str, Sequence[int]] = setting({}, "{client-2 = [3]}: it misses round 3")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,27 +221,28 @@ class Scoring:
 
     method: Literal["settled", "both", "reports"] = setting(
         "both",
-        "both: reports and, on another part of the pool, a settlement",
-        above="settled: after the last round members state their part in the gain, and the statements must "
-        "add up exactly; reports: members report in each round what they measured; if you leave the key out, "
-        "it is reports where nothing can be settled",
+        above="reports: members report in each round what they measured. settled: after the last round "
+        "members state their part in the gain, and the statements must add up exactly. both: reports and, on "
+        "another part of the pool, a settlement. If you leave the key out, it is reports where nothing can "
+        "be settled.",
     )
     utilities: Sequence[str] = setting(
         ("expected-accuracy", "accuracy", "brier"),
-        "also: sharpened-accuracy, balanced-accuracy, neg-loss; auc, f1, c-index; rmse-skill:20, mae-skill:9",
-        above="with rmse-skill:20 an answer counts as 0 from an error of 20 on, in the unit of y; or one of "
-        'your own: "module:function", called as function(model, x, y) for a number per sample, or '
-        '"whole:module:function" for one number of the whole test set',
+        above="Also: sharpened-accuracy, balanced-accuracy, neg-loss, auc, f1, c-index, rmse-skill:20 (an "
+        "error of 20 or more, in the unit of y, counts as 0), mae-skill:20. A metric of your own is "
+        '"module:function", called as function(model, x, y) for a number per sample, or '
+        '"whole:module:function" for one number of the whole test set.',
     )
     game: Literal["additive", "renormalised"] = setting("additive")
     visibility: Literal["all", "coordinator"] = setting(
-        "all", "coordinator: each member sees only its own numbers and the totals"
+        "all", above="coordinator: each member sees only its own numbers and the totals."
     )
     solo: bool = setting(False, "members also train alone and report that model's utility")
     truth: Sequence[Literal["mr-shapley", "round-shapley", "shapley"]] = setting(
         (),
-        '"mr-shapley", "round-shapley", "shapley": over all rounds, of the last round, retrained',
-        above="these need plain updates, so the run is marked as an analysis",
+        'any of "mr-shapley", "round-shapley", "shapley"',
+        above="The Shapley value over all rounds, of the last round, or of retrained models, for "
+        "comparison. It needs plain updates, so the run is marked as an analysis.",
     )
 
 
@@ -248,11 +252,10 @@ class Payment:
 
     rule: Literal["fenced", "fair", "impartial", "equal"] = setting(
         "fenced",
-        "fair | impartial | equal",
-        above="`fedmerit rewards` pays by these terms; any other terms are recorded and shown as a departure",
+        above="`fedmerit rewards` pays by these terms; others are recorded and shown as a departure.",
     )
     score: Literal["auto", "PHI", "ALPHA", "LOO", "IOI", "FP", "EE", "COS", "MERIT"] = setting(
-        "auto", "auto: PHI where members settle, ALPHA where they report"
+        "auto", above="auto: PHI where members settle, ALPHA where they report."
     )
     missing: Literal["zero", "own-mean"] = setting("zero", "what a missed round counts in the sum")
     equal: float = setting(
@@ -291,7 +294,7 @@ class RunSettings:
 
     seed: int = setting(0)
     repeat: int = setting(1, "from 2 on: another first model and batch order; data and test pool stay")
-    device: str = setting("auto", "auto | cpu | cuda")
+    device: str = setting("auto", 'one of "auto", "cpu", "cuda"')
 
 
 @dataclass(frozen=True, kw_only=True)

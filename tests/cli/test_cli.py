@@ -202,7 +202,7 @@ def test_a_tie_that_is_paid_apart_is_said(fedmerit, tmp_path):
     one = ROUND | {"clients": ["north", "south"], "se_alpha": [0.04, 0.04]}
     path = write(tmp_path / "r.json", one)
     out = fedmerit.said("rewards", path, "--budget", "100", "--rule", "fair")
-    assert "are statistically indistinguishable, but the shares of this rule are" in out
+    assert "Of the members who are statistically indistinguishable, south (66.7%)" in out
     out = fedmerit.said("rewards", path, "--budget", "100", "--rule", "fair", "--format", "json")
     assert any("statistically indistinguishable" in note for note in json.loads(out)["notes"])
     out = fedmerit.said("rewards", path, "--budget", "100", "--rule", "equal")
@@ -567,7 +567,7 @@ def test_a_plan_says_what_a_run_will_cost(fedmerit, brief_plans, tmp_path):
     out = fedmerit.said("plan", tmp_path / "c.toml", "--set", "scoring.truth=['mr-shapley']")
     assert "3 members, 2 rounds" in out
     assert re.search(r"^ *MR-SV \(analysis\) +16 ", out, flags=re.M)
-    assert out.startswith("with 25 test samples, members whose scores differ by less than ")
+    assert out.startswith("with 25 test samples, this run can tell two members apart if ")
     assert "settlement after the last round, on 25 test samples: each member receives" in out
     assert "participation.fraction" not in out
     assert re.search(r"^training samples: client-0 \d+, client-1 \d+, client-2 \d+$", out, flags=re.M)
@@ -583,7 +583,7 @@ def test_a_plan_says_what_a_run_will_cost(fedmerit, brief_plans, tmp_path):
         out,
         flags=re.M,
     )
-    assert out.startswith("with 50 test samples, members whose scores differ by less than ")
+    assert out.startswith("with 50 test samples, this run can tell two members apart if ")
     code, _, err = fedmerit("plan", tmp_path / "nothing.toml")
     assert (code, "nothing.toml: no such file" in err) == (2, True)
 

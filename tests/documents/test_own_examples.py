@@ -107,21 +107,6 @@ def test_progression(run):
     assert float(told[2]) < 0.85 * float(told[1])
 
 
-def test_the_answers_of_a_clinic_alone_are_exchanged(monkeypatch, tmp_path):
-    """What comes of it: tests/simulation/test_own.py."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("sklearn", "sklearn.datasets"):
-        monkeypatch.setitem(sys.modules, name, None)  # the made-up patients
-    tables = []
-    for arguments in ([], ["progression.csv", "Dale"]):
-        monkeypatch.setattr(sys, "argv", ["progression.py", *arguments])
-        runpy.run_path(str(FOLDER / "progression.py"), run_name="__main__")
-        tables.append(Path("progression.csv").read_text(encoding="utf-8").splitlines())
-    changed = [(a, b) for a, b in zip(*tables, strict=True) if a != b]
-    assert len(changed) > 50
-    assert all(a.startswith("Dale,") and a.split(",")[2:] == b.split(",")[2:] for a, b in changed)
-
-
 def test_spots(run):
     said, folder = run("spots", table=False)
     assert "4 of 4 equations hold" in said

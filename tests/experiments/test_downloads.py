@@ -341,7 +341,6 @@ def brain_files(folder, pictures):
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "experiments" / "compact.py"
-SHARED = ROOT.parent / "shared" / "data"
 
 
 @pytest.fixture
@@ -401,15 +400,3 @@ def test_the_command_writes_what_the_npz_reader_reads(folder: Path, tmp_path: Pa
     data = load("npz", out)
     assert data.classes == ("a", "b")
     assert data.group_train is not None
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared benchmark data is not beside this checkout")
-def test_the_shared_copies():
-    fashion, _ = compact.load(SHARED, "fashion_mini")
-    shipped = load("fashion-mini")
-    for key in ("x_train", "y_train", "x_test", "y_test"):
-        assert np.array_equal(getattr(fashion, key), getattr(shipped, key))
-    assert fashion.classes == shipped.classes
-    lung, extra = compact.load(SHARED, "lung_histology", group="tile")
-    assert np.bincount(lung.y_train).tolist() == [597, 582, 594]
-    assert not set(extra["tile_train"].tolist()) & set(extra["tile_test"].tolist())

@@ -205,7 +205,7 @@ def test_a_statement_says_what_one_did_earns_and_missed_and_how_sure_that_is(fol
         for code, word in (("less", "more"), ("more", "less")):
             others = told["indistinguishable_but_paid"][code]
             assert set(others) <= set(told["cannot_be_told_apart_from"])
-            assert (f"You are paid visibly {word} than" in as_markdown(facts, name)) == bool(others)
+            assert (f"You are paid {word} than" in as_markdown(facts, name)) == bool(others)
     assert any(told["indistinguishable_but_paid"]["less"] for told in read.values())
     text, told = as_markdown(facts, "client-1"), read["client-1"]
     rounds = {code: numbers for code, numbers in told["rounds"].items() if numbers}

@@ -19,7 +19,6 @@ from fedmerit.identity import SERVER, canonical, content
 from fedmerit.ledger import kinds
 from fedmerit.ledger.chain import Copy, Ledger, exported
 from fedmerit.ledger.run import check_kept
-from fedmerit.simulation.run import run
 from fedmerit.storage.run_folder import TEMPORARY
 from fedmerit.verify import verify_copy, verify_folder
 from ledgers import Keys, written_anew
@@ -27,7 +26,6 @@ from raising import raises
 from refusals import found_wrong
 from runs import copied, records_of, run_in, verify_chain
 from tests.ledger.test_chain import KEYS, PUBLIC, fill
-from tiny import ALL, tiny
 
 
 @pytest.fixture(scope="module", params=["whole", "withheld"])
@@ -124,8 +122,6 @@ def test_a_file_that_is_empty_gone_or_cut_inside_a_line(lines, tmp_path):
 
 
 # ------------------------------------------------------------------------------- what only a kept head shows
-
-CONFIG = tiny(ALL)
 
 
 @pytest.fixture
@@ -241,13 +237,6 @@ def test_a_members_file_of_heads(folder, tmp_path):
         path.write_text(text)
         found_wrong(message, check_kept, path, found)
     found_wrong("cannot be read", check_kept, tmp_path / "nowhere", found)
-
-
-def test_a_run_resumed_after_its_end_records_nothing_twice(folder):
-    before = records_of(folder)
-    assert [record.kind for record in before][-5:] == ["end", "seen", "seen", "seen", "seen"]
-    run(CONFIG, folder, resume=True)
-    assert records_of(folder) == before
 
 
 # --------------------------------------------------------------------------------------- size and accidents

@@ -421,17 +421,7 @@ def coverage(m, changed, upwards, counted, seed=0, repeats=4000):
     return np.average(held, weights=times), np.average(np.array(errors) == 0, weights=times)
 
 
-@pytest.mark.parametrize(
-    ("m", "plain", "here"),
-    [
-        (25, 0.11, 0.96),
-        (50, 0.22, 0.96),
-        (100, 0.39, 0.95),
-        (200, 0.63, 0.94),
-        (500, 0.83, 0.94),
-        (1000, 0.87, 0.95),
-    ],
-)
+@pytest.mark.parametrize(("m", "plain", "here"), [(25, 0.11, 0.96), (100, 0.39, 0.95), (200, 0.63, 0.94)])
 def test_intervals_of_accuracy_cover(m, plain, here):
     every = [
         (changed, upwards)

@@ -169,16 +169,17 @@ def test_the_table_of_payouts_is_there_before_any_script_runs(run_folder, writte
     tab = context.new_page()
     tab.goto(written.as_uri())
     facts = facts_of(run_folder)
-    expected = payouts(shares(accumulate(facts.source.rounds)), "10000.00")
-    amounts = tab.locator("#payouts tbody td:nth-child(3)").all_text_contents()
-    assert sorted(amounts) == sorted(f"{amount:,.2f}" for amount in expected.values())
+    expected = shares(accumulate(facts.source.rounds))
+    told = tab.locator("#payouts tbody td.share").all_text_contents()
+    assert sorted(one.split(" (")[0] for one in told) == sorted(f"{one:.2%}" for _, one in expected.items())
+    assert not re.search(r"[0-9]", "".join(tab.locator("#payouts td.amount").all_text_contents()))
     assert tab.locator("noscript").text_content()
     context.close()
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "abc", "-1", "1.234", "1e9", "1,000", "1 00", "1,00,000.00", ".5", "1.", "NaN", "1" + "0" * 24],
+    ["abc", "-1", "1.234", "1e9", "1,000", "1 00", "1,00,000.00", ".5", "1.", "NaN", "1" + "0" * 24],
 )
 def test_what_is_no_budget_is_refused_in_words(written, opened, text):
     tab = opened(written)
@@ -191,11 +192,31 @@ def test_what_is_no_budget_is_refused_in_words(written, opened, text):
     assert tab.locator("#payouts").is_visible()
 
 
+def test_nobody_sees_amounts_of_a_budget_that_nobody_named(written, opened):
+    tab = opened(written, 360)
+    table = tab.locator("#payouts")
+    assert "€" not in table.inner_text()
+    assert tab.locator("#payouts td.amount").first.is_hidden()
+    assert re.fullmatch(
+        r"[\d.]+% \([\d.]+\u2013[\d.]+%\)", tab.locator("#payouts td.share").first.inner_text()
+    )
+    tab.fill("#budget", "100")
+    assert tab.locator("#payouts td.amount").first.is_visible()
+    assert paid(tab)[1]["budget"] == "100.00"
+    tab.fill("#budget", " ")
+    assert tab.locator("#problem").text_content() == ""
+    assert tab.locator("#payouts td.amount").first.is_hidden()
+    tab.select_option("#rule", "impartial")
+    foot = tab.locator("#payouts tfoot tr").first.inner_text().split()
+    assert foot[0] == "unpaid"
+    assert 0 < float(foot[1].rstrip("%")) < 100
+
+
 def test_a_rule_that_allows_no_payouts_says_why(tmp_path, shown):
     tab = shown(write_scores(tmp_path, se=0.5))
     assert "This rule allows no payouts here: the positive part" in tab.locator("#problem").text_content()
     tab.select_option("#rule", "equal")
-    assert set(paid(tab)[0].values()) == {"2,500.00"}
+    assert set(tab.locator("#payouts tbody td.share").all_text_contents()) == {"25.00%"}
 
 
 def test_a_heading_sorts_the_standings_by_click_and_by_key(written, opened):

@@ -61,7 +61,7 @@ def test_title_opening_and_first_part_are_about_money(folder):
     assert html.count("<table id=") == html.count('id="payouts"') == 1
     facts = facts_of(folder)
     why = text.reasons(facts)
-    for one in paid_table(facts, "0", rules_of(facts)[0])[1]:
+    for one in paid_table(facts, rules_of(facts)[0])[1]:
         amounts = f"{one.amount:,} {dashed(amounts_text(one.amount_span))}"
         assert f"{one.client} {amounts} {one.share:.2%} {why[one.client]}" in said
 
@@ -101,6 +101,25 @@ def test_a_headline_calls_nobody_first_among_indistinguishable_members(alpha, se
 def test_a_share_lies_within_the_interval_beside_it(folder, share, interval, said):
     standing = replace(facts_of(folder).standings[0], share=share, share_interval=interval)
     assert sure_share_text(standing) == said
+
+
+def test_what_opens_the_page_says_nothing_against_the_headline():
+    """Three pairs out of ten indistinguishable ones differ visibly, and the headline says: about equally."""
+    one = of_alpha([0.20, 0.19, 0.18, 0.17, 0.19], 0.9, names=NAMES, se=0.02, slice="1", round=1)
+    facts = decided([one], Terms("1000", "x", rule="fair"))
+    assert "share about equally" in text.title(facts)
+    (told,) = [sentence for sentence in text.opening(facts) if "differ" in sentence]
+    assert told.startswith(
+        "Of the members who are statistically indistinguishable, A (21.5%) and D (18.3%) differ most"
+    )
+
+
+@pytest.mark.parametrize(
+    ("se", "said"), [(None, "; how sure that is, nobody can say"), (0.3, ", but not surely")]
+)
+def test_without_standard_errors_nothing_is_called_unsure(tmp_path, se, said):
+    path = write_csv(tmp_path, of_alpha([0.3, 0.2, -0.1], 0.4, names="ABC", se=se, slice="1", round=1))
+    assert text.reasons(facts_of(path))["C"] == f"-0.1000: below zero{said}"
 
 
 def test_every_member_has_one_reason(folder):
@@ -324,7 +343,7 @@ def test_a_headline_counts_members_without_a_score(tmp_path):
     assert text.title(facts) == f"{alike}; client-4 gets nothing"
     with speaking("de"):
         assert text.title(facts).endswith(": je 250,00\xa0EUR; client-4 erhält nichts")
-    _, lines = paid_table(facts, "0", rules_of(facts)[0])
+    _, lines = paid_table(facts, rules_of(facts)[0])
     assert {line.client for line in lines if not line.amount} == {"client-4"}
 
 

@@ -8,17 +8,21 @@ import shutil
 import sqlite3
 import sys
 from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 from urllib.parse import unquote
 
 import pytest
+from msgspec import structs
 
 from command_line import call
 from fedmerit.errors import MissingExtra, StoreError
+from fedmerit.identity import exact
 from fedmerit.ledger.decisions import Terms
 from fedmerit.notes import listed
+from fedmerit.report.facts import Facts
 from fedmerit.report.page import text as words
-from fedmerit.report.page.html import OURS, approvals, facts_of, page, page_of_run, signatures
+from fedmerit.report.page.html import OURS, approvals, facts_of, glance, page, page_of_run, render, signatures
 from fedmerit.report.payment import rules_of
 from fedmerit.report.text import dashed, rank_text, sure_worth, total_text, unbroken, worth
 from fedmerit.scoring.accumulate import accumulate
@@ -34,7 +38,7 @@ from vega_bundle import PATH, bundle
 QUESTIONS = [
     "Who contributed what, and how sure is it?",
     "How did it build up?",
-    "What would each member be paid?",
+    "What share does each member get?",
     "Who signed, and who approved?",
     "Can we trust it?",
     "How was it computed?",
@@ -147,6 +151,18 @@ def test_a_tampered_ledger_is_the_first_thing_one_reads(run_folder, tmp_path):
     assert "All scores here were recomputed" not in said
 
 
+def test_a_check_that_failed_stands_out_at_a_glance(run_folder, tmp_path):
+    folder = shutil.copytree(run_folder, tmp_path / "copy")
+    assert not any(failed for *_, failed in glance(facts_of(folder)))
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger, ledger:
+        ledger.execute("UPDATE records SET author = 'Castle' WHERE author = 'Dale'")
+    assert [value for _, value, failed in glance(facts_of(folder)) if failed] == ["does not verify"]
+    run = Federation(tmp_path, 4, 2, settings={"scoring": {"method": "settled"}})
+    run.stating(7, key="2")
+    lied = facts_of(run.run().folder)
+    assert [value for _, value, failed in glance(lied) if failed] == ["1 of 2"]
+
+
 def test_a_lone_file_gives_a_page_that_says_what_is_absent(tmp_path):
     path = write_scores(tmp_path)
     said = read_aloud(page(path))
@@ -236,16 +252,14 @@ def test_the_page_says_who_signed_what_and_who_approved(tmp_path):
     facts = facts_of(made.folder)
     columns, lines = signatures(facts)
     kinds = {(record.kind, record.author): str(record.seq) for record in facts.source.run.records}
-    assert columns == [
-        "decision 1, 30 November 2026", "terms", "last round", "statement", "settled sums", "end of the run",
-    ]  # fmt: skip
+    assert columns == ["decision 1", "terms", "last round", "statement", "sums", "end"]
     assert [line[:2] for line in lines[:2]] == [("the server", "server"), ("client-0", "member")]
     by_server = [kinds[kind, "server"] for kind in ("decision", "run", "round", "settled", "end")]
-    by_server[2:3] = [f"{by_server[2]} (round 2)", "-"]
+    by_server[2:3] = [f"{by_server[2]} (round\u00a02)", "-"]
     assert lines[0][2] == by_server
     each = ("approval", "join", "report", "statement", "countersigned", "seen")
     own = [kinds[kind, "client-0"] for kind in each]
-    own[2] += " (round 2)"
+    own[2] += " (round\u00a02)"
     assert lines[1][2] == own
     assert [cells[0] for *_, cells in lines[2:]] == ["not yet"] * 3
     approved = "One of four members approved decision"
@@ -325,6 +339,34 @@ def test_the_command_overwrites_only_pages(tmp_path):
     lost = tmp_path / "gone" / "x.html"
     refused = call("page", path, "--out", lost).exception
     assert str(refused) == f"{lost}: could not be written: there is no folder {lost.parent}"
+
+
+def test_a_page_takes_the_place_of_no_page_of_another_run(run_folder, tmp_path):
+    path, target = write_scores(tmp_path), tmp_path / "mine.html"
+    other = (tmp_path / 'a "b" & c').with_suffix(".json")
+    other.write_bytes(path.read_bytes())
+    for _ in range(2):  # a second page of the same file takes the place of the first
+        assert call("page", other, "--out", target).exit_code == 0
+    before = target.read_bytes()
+    for source in (path, run_folder):
+        refused = str(call("page", source, "--out", target).exception)
+        assert (
+            refused
+            == f"{target}: exists, and is a page of another run or file: choose another --out, or --force"
+        )
+        assert target.read_bytes() == before
+    assert call("page", path, "--out", target, "--force").exit_code == 0
+
+
+def test_a_gain_that_is_for_the_mean_of_y_is_doubted(run_folder):
+    facts = facts_of(run_folder)
+    run, gain, first = facts.source.run, facts.total.gain, facts.measured[0].empty
+    assert facts.doubts == ()
+    for part, codes in ((0.4, []), (0.6, ["mean"])):
+        begun = structs.replace(run.first, constant=exact(first + part * gain))
+        told = Facts(replace(facts.source, run=replace(run, first=begun)))
+        assert [doubt.code for doubt in told.doubts] == codes
+        assert ("Most of the gain is for learning that mean" in read_aloud(render(told))) == bool(codes)
 
 
 def test_rounds_are_timed_and_a_resumed_run_adds_to_it(tmp_path):

@@ -59,7 +59,11 @@ def decided(rounds, terms, **report):
     told = [SimpleNamespace(to_reports=lambda _, one=one: one) for one in rounds]
     decision = decide(told, terms, from_dict({}))
     config = from_dict({"training": {"rounds": len(rounds)}, "report": report})
-    ledger = {"run": SimpleNamespace(id="7" * 32, head="0" * 64, rehearsal=False), "decisions": (decision,)}
+    first = SimpleNamespace(mean_answer=None)
+    run = SimpleNamespace(
+        id="7" * 32, head="0" * 64, rehearsal=False, signed=True, config=config, first=first
+    )
+    ledger = {"run": run, "decisions": (decision,)}
     source = Source(tuple(rounds), rounds[0].clients, terms.missing, config=config, **ledger)
     return Facts(source, score=terms.score)
 

@@ -52,7 +52,7 @@ BY_KEY = {
     },
     "doubt-of": {
         f"{code}-{part}"
-        for code in ("changes", "renormalised", "unchecked", "chance")
+        for code in ("changes", "renormalised", "unchecked", "chance", "mean")
         for part in ("title", "text", "short")
     },
     "lie": {"stated", "part", "pair", "masked", "range", "sum"},

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from fedmerit.config import from_dict
-from fedmerit.errors import ConfigError, DataError, FedmeritError, StoreError
+from fedmerit.errors import ConfigError, DataError, FedmeritError
 from fedmerit.files.reports import read
 from fedmerit.identity import number
+from fedmerit.notes import code_of
 from fedmerit.protocol.memory import UPDATE
 from fedmerit.protocol.terms import task_of
 from fedmerit.scoring.ground_truth import normalise
@@ -161,22 +162,6 @@ def test_what_the_server_receives_holds_no_plain_update(tmp_path):
 # --- who takes part -------------------------------------------------------------------------------
 
 
-def test_absence_loss_and_silence_are_recorded_as_what_they_are(tmp_path):
-    with losing({"client-1": "2:masked", "client-2": "3:unmask", "client-3": "4:report"}):
-        content = run(tiny("training.rounds=4", "participation.away={client-0=[1]}"), tmp_path / "run")
-    one, two, three, four = content["rounds"]
-    assert one["participants"] == ["client-1", "client-2", "client-3"]
-    assert two["participants"] == ["client-0", "client-2", "client-3"]  # its masked input never came
-    assert "silent" not in two
-    assert three["silent"] == ["client-2"]  # summed, then gone
-    assert four["silent"] == ["client-3"]
-    for silenced in (three, four):
-        assert silenced["scores"]["FP"] is None
-        assert silenced["scores"]["EE"] is None
-        assert len(silenced["scores"]["ALPHA"]) == 3
-    assert content["coverage"] == [0.75, 0.75, 0.75, 0.75]
-
-
 @pytest.mark.parametrize("switch", ["secure_aggregation.enabled=true", OFF])
 def test_a_member_that_diverges_withdraws_and_is_recorded(tmp_path, monkeypatch, switch):
     original = setup.trained
@@ -320,17 +305,6 @@ def test_what_cannot_start_fails_before_training_and_leaves_nothing_in_the_way(t
         assert len(run(settings, tmp_path / folder, resume=folder == "later")["rounds"]) == 2
 
 
-def test_a_folder_in_use_or_of_another_config_is_refused(rehearsed):
-    _, folder = rehearsed
-    with pytest.raises(StoreError, match="not empty; use --resume"):
-        run(tiny(ALL), folder)
-    with pytest.raises(StoreError, match=r"a different config: training.rounds is 2 there and 3 here"):
-        run(tiny("training.rounds=3"), folder, resume=True)
-    before = scores_json(folder)
-    run(tiny(ALL), folder, resume=True)  # finished: nothing to do, nothing changed
-    assert scores_json(folder) == before
-
-
 @pytest.mark.parametrize(
     ("size", "every", "advice"),
     [
@@ -382,6 +356,8 @@ def test_a_plan_says_before_the_run_what_the_run_says_at_its_start(tmp_path):
     assert any(note.startswith("round 2 aborted, the model is unchanged: ") for note in said)
     few = plan(tiny("participation.fraction=0.1"), calibrate=False).notes
     assert "participation.fraction 0.1 of 4 members is fewer than 3: 3 take part" in few
+    settled = plan(tiny("scoring.method=settled"), calibrate=False).notes
+    assert [code_of(note) for note in settled if "not measured" in note] == ["only-settled"]
     quiet = plan(tiny(), calibrate=False).notes
     assert not any("aborted" in note or "members" in note or "lower" in note for note in quiet)
 

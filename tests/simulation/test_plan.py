@@ -103,26 +103,50 @@ def test_the_run_that_init_writes_names_the_member_with_wrong_labels(fedmerit, t
 # ------------------------------------------------------------------------------------------------- a plan
 
 
-@pytest.mark.parametrize(("seconds", "calls"), [(0.01, 1), (0.0, 51)])
-def test_a_plan_measures_slow_work_once_and_quick_work_often_but_not_for_long(monkeypatch, seconds, calls):
-    """The clock goes on by so many seconds a call."""
+@pytest.mark.parametrize(
+    ("first", "others", "calls"), [(0.02, 0.02, 1), (0.0, 0.0, 51), (0.009, 0.0002, 7), (0.009, 0.002, 2)]
+)
+def test_a_plan_measures_slow_work_once_and_quick_work_often_but_not_for_long(
+    monkeypatch, first, others, calls
+):
+    """The clock goes on by so many seconds a call; the first one, which warms up, does not count."""
     done, federation = [], prepare(tiny("model.name=mlp"))
     monkeypatch.setattr(planning, "CALIBRATION", 0.001)
-    monkeypatch.setattr(planning.time, "perf_counter", lambda: seconds * len(done))
-    assert planning._clocked(lambda: done.append(1), federation) == pytest.approx(seconds)
+    monkeypatch.setattr(
+        planning.time, "perf_counter", lambda: bool(done) * first + others * max(0, len(done) - 1)
+    )
+    found = planning._clocked(lambda: done.append(1), federation)
+    assert found == pytest.approx(first if calls == 1 else others)
     assert len(done) <= calls
+
+
+def test_a_plan_measures_whole_trainings_and_settlements_where_there_is_time(monkeypatch):
+    """To begin takes longer than a step: what is measured is as much as a member does, not a single batch."""
+    asked = []
+
+    def timed(network, x, y, settings, seed):
+        asked.append(len(y))
+
+    monkeypatch.setattr(planning, "train", timed)
+    monkeypatch.setattr(planning, "CALIBRATION", 0.001)
+    monkeypatch.setattr(planning.time, "perf_counter", lambda: 0.0001 * len(asked))
+    federation = prepare(tiny("model.name=mlp", "training.batch_size=4"))
+    _, per_sample = planning.calibration(federation)
+    assert max(asked) == 40  # ten batches of 4 take the time that there is
+    assert per_sample == pytest.approx(0.0001 / 40)
 
 
 def test_a_plan_says_first_what_the_test_set_cannot_tell_apart_and_demands_nothing(brief_plans):
     planned, out = plan(from_dict(FIRST, ("data.test_size=100",)), calibrate=False), io.StringIO()
     print_plan(Console(file=out, width=500), planned)
-    first, *_ = out.getvalue().splitlines()
+    first, second, *_ = out.getvalue().splitlines()
     low, high = (100 * gap for gap in planned.resolution.gaps)
-    assert first.startswith("with 50 test samples, members whose scores differ by less than ")
-    assert (
-        f"{low:.1f} points of expected-accuracy cannot be told apart, and from {high:.0f} points on" in first
+    assert first.startswith(
+        f"with 50 test samples, this run can tell two members apart if their scores differ by {low:.0f} to"
     )
+    assert second.startswith("so it shows a member that does harm, and perhaps")
     assert 1 < low < high
+    assert high < 10 * low  # a range of 1.9 to 53 says nothing
 
 
 def test_more_samples_tell_more_apart_and_samples_dealt_alike_too():
@@ -190,3 +214,14 @@ def test_nothing_half_done_is_left_on_a_terminal(steps):
     last = out.getvalue().rpartition("settlement follows")[2]
     assert "0/4" not in last
     assert "2/2" in last
+
+
+def test_what_is_left_is_told_by_the_rounds_after_the_slow_first_one(monkeypatch):
+    clock, out = [0.0], io.StringIO()
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: clock[0])
+    with watching(Console(file=out, width=100)) as watch:
+        for number, at in ((1, 30.0), (2, 32.0), (3, 34.0)):
+            clock[0] = at
+            watch(Progress("round", number, 5, number, 5))
+    assert "(about 6.0 s left)" in out.getvalue()  # after two rounds: three of 2 s
+    assert "(about 4.0 s left)" in out.getvalue()

@@ -12,6 +12,7 @@ from torch import nn
 
 from fedmerit.config import from_dict
 from fedmerit.errors import ConfigError, DataError, ReportError
+from fedmerit.notes import code_of
 from fedmerit.simulation import utilities
 from fedmerit.simulation.direction import slope
 from fedmerit.simulation.models import build
@@ -248,7 +249,9 @@ def test_their_loss_is_that_of_the_logits(outputs, name):
 @pytest.mark.parametrize("outputs", [1, 2, 5])
 def test_a_network_that_ends_in_probabilities_is_found_and_no_other(outputs):
     logits, probabilities = networks(outputs)
-    x = torch.as_tensor(samples(outputs)[0][:16])
+    x = samples(outputs)[0]
+    assert look_like_probabilities(probabilities, x, adding_up=True) == (outputs > 1)
+    assert not look_like_probabilities(nn.Sequential(logits, nn.Sigmoid()), x, adding_up=True)
     assert look_like_probabilities(probabilities, x)
     assert look_like_probabilities(nn.Sequential(logits, nn.Sigmoid()), x)  # of several, they do not sum to 1
     assert not look_like_probabilities(logits, x)
@@ -294,6 +297,7 @@ def test_a_rehearsal_refuses_them_until_the_config_says_which(module):
         federation = prepare(from_dict(given | {"model": {**given["model"], "outputs": said}}))
         assert all(one.probabilities == (said == "probabilities") for one in federation.utilities)
         assert federation.training.loss.probabilities == (said == "probabilities")
+        assert ("called-logits" in map(code_of, federation.notes)) == (said == "logits")
         hashes.add(federation.utilities[0].definition_hash())
     assert len(hashes) == 2  # members agree to what is measured
 

@@ -265,45 +265,6 @@ def test_a_folder_on_a_full_disk(tmp_path, monkeypatch):
         pass
 
 
-@pytest.fixture
-def tiny_disk(tmp_path):
-    """A real file system of 256 KiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], capture_output=True, text=True
-    )
-    if made.returncode:
-        pytest.skip(f"no permission to mount a file system: {made.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", place], check=True)
-
-
-def test_a_disk_that_is_really_full(tiny_disk):
-    large = {"model": np.zeros(1_000_000, np.float32)}
-    with Folder(tiny_disk / "run", CONFIG) as folder:
-        record(folder)
-        digest = folder.save_checkpoint("model", 1, ARRAYS)
-        with pytest.raises(
-            StoreError, match=r"model-0002\.safetensors: could not be written: .*No space left"
-        ):
-            folder.save_checkpoint("model", 2, large)
-        assert listed(folder.path / "checkpoints") == ["model-0001.safetensors"]
-
-        def fill():
-            with folder.ledger.transaction():
-                for number in range(1000):
-                    folder.ledger.append(SERVER, "round", {"round": number, "text": "x" * 2000})
-
-        with pytest.raises(LedgerError, match=r"full|disk I/O error"):
-            fill()
-        assert len(folder.ledger) == 1
-        record(folder)
-        assert read_checkpoint(folder.path, "model", 1, digest).keys() == {"model"}
-    with Folder(tiny_disk / "run", CONFIG, resume=True) as folder:
-        assert len(folder.ledger) == 2
-
-
 def test_a_disk_that_can_only_be_read_is_named_with_the_file_that_was_asked_for(tmp_path, monkeypatch):
     def refused(*_, **__):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "a temporary file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -45,7 +46,7 @@ def page(
     input.
     """
     from fedmerit.notes import speaking
-    from fedmerit.report.page.html import check_target, facts_of, page_path, render
+    from fedmerit.report.page.html import check_target, facts_of, page_path, render, source_id
     from fedmerit.report.terminal import counting, tell_notes, warn
     from fedmerit.storage.run_folder import write
 
@@ -53,8 +54,6 @@ def page(
     if str(source) == "-" and out_ is None:
         fail("-: expected --out FILE.html, because standard input has no name")
     target = out_ or (source if source.is_dir() else source.with_suffix(".html"))
-    if out_ is not None or not source.is_dir():
-        check_target(target, force=force)
     with speaking(language or "en"), counting(err, "page", 2) as done:
         with base.on_disk(source) as there:
             facts = facts_of(there, form=form_of(), heading=heading)
@@ -63,7 +62,7 @@ def page(
             facts = facts_of(source, heading=heading)
         if out_ is None and source.is_dir():
             target = page_path(source, facts.source.heading)
-            check_target(target, force=force)
+        check_target(target, source_id(facts) if out_ else "", force=force)
         write(target, render(facts).encode())
         done()
     out.print(f"wrote {target}")
@@ -371,7 +370,7 @@ DEMO: dict[str, Any] = {
     "corruption": {"label_noise": {"Harbour": 0.8}},
     "model": {"name": "mlp"},
     "training": {"rounds": 6, "local_epochs": 3},
-    "scoring": {"method": "settled"},
+    "scoring": {"method": "settled", "utilities": ["expected-accuracy"]},
 }
 """Six hospitals, one of which has mostly noise for labels."""
 LIAR: dict[str, Any] = {
@@ -420,7 +419,7 @@ def commented_config() -> str:
             above, beside = _explained(kind, key)
             if value != (usual := default[section][key]):
                 beside = "; ".join(filter(None, (f"default {written(usual)}", beside)))
-            lines += [f"# {above}"] if above else []
+            lines += [f"# {line}" for line in textwrap.wrap(above, 108)]
             lines.append(f"{key} = {written(value)}" + (f"  # {beside}" if beside else ""))
     return "\n".join(lines) + "\n"
 
@@ -431,9 +430,9 @@ def _explained(kind: type[Any], key: str) -> tuple[str, str]:
     if found is None:
         return "", ""
     hint = get_type_hints(kind)[key]
-    choices = " | ".join(get_args(hint)) if get_origin(hint) is Literal else ""
-    words = [choices, found.metadata.get("beside", "")]
-    return found.metadata.get("above", ""), "; ".join(word for word in words if word)
+    choices = ", ".join(map(written, filter(None, get_args(hint)))) if get_origin(hint) is Literal else ""
+    words = [choices and f"one of {choices}", found.metadata.get("beside", "")]
+    return found.metadata.get("above", ""), "; ".join(filter(None, words))
 
 
 def paper_config(name: PaperData) -> str:

@@ -157,14 +157,14 @@ def compare(
     `fedmerit run --repeat` makes; or the one folder that holds them; or files of reports. Others are refused.
     """
     from fedmerit.report.comparison import compared
-    from fedmerit.report.page.html import check_target, render_comparison
+    from fedmerit.report.page.html import check_target, render_comparison, source_id
     from fedmerit.report.terminal import print_comparison, tell_notes
     from fedmerit.storage.run_folder import runs_of
     from fedmerit.storage.run_folder import write as write_file
 
-    if out_ is not None:
-        check_target(out_, force=force)
     found = compared(runs_of(runs), utility=utility, score=score, missing=missing, form=form_of())
+    if out_ is not None:
+        check_target(out_, source_id(*(run.facts for run in found.runs)), force=force)
     screen = out if format == "table" else err
     if format == "table":
         print_comparison(out, found)

@@ -65,11 +65,17 @@ class First(Body, frozen=True):
     m0: Hash
     data: Hash | None
     terms: Mapping[str, Any]  # as signed; its form is that of `SignedTerms`
+    constant: str | UnsetType = UNSET  # the utility of a model that always answers the mean of y
 
     @property
     def engine(self) -> str:
         """What ran: `EMBEDDED`, `FLOWER` or another of `fedmerit.protocol.terms`."""
         return str(self.terms["engine"])
+
+    @property
+    def mean_answer(self) -> float | None:
+        """The utility of a model that always answers the mean of y; None where y is no number."""
+        return None if isinstance(self.constant, UnsetType) else number(self.constant)
 
     @property
     def public(self) -> dict[str, bytes] | None:

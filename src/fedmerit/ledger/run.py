@@ -9,6 +9,7 @@ member's copy, bodies that it withholds are None.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -324,6 +325,8 @@ def _check_first(first: kinds.First, config: Config) -> None:
         raise LedgerError("its keys are not those of the server and the members")
     if first.data is None and first.engine == EMBEDDED:
         raise LedgerError("data: expected a fingerprint of the training data")
+    if first.mean_answer is not None and not math.isfinite(first.mean_answer):
+        raise LedgerError(f"constant: expected a finite number, got {first.mean_answer}")
     if first.engine == EMBEDDED:
         expected = (roster_in(config, first.public).hash.hex(), False, "server")
         if tuple(first.terms[key] for key in ("roster", "optimiser", "evaluates")) != expected:

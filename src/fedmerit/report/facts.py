@@ -30,7 +30,7 @@ from fedmerit.scoring.accumulate import (
     running_sums,
     totals_of,
 )
-from fedmerit.scoring.doubts import Doubt, at_chance, doubts
+from fedmerit.scoring.doubts import Doubt, at_chance, by_mean, doubts
 from fedmerit.scoring.ground_truth import agreement
 from fedmerit.scoring.rewards import PaidApart, Shares, Spans, paid_apart, share_intervals, visible_gaps
 from fedmerit.scoring.sampling import is_whole
@@ -387,9 +387,11 @@ class Facts:
     @cached_property
     def doubts(self) -> tuple[Doubt, ...]:
         """Reasons to look at the reports before anybody is paid; shown before everything else."""
-        if self.settled:
-            return () if (doubt := at_chance(self.total)) is None else (doubt,)
-        return doubts(self.source.rounds, game=self.source.game)
+        run, by_chance = self.source.run, at_chance(self.total) if self.settled else None
+        found = [by_chance] if self.settled else doubts(self.source.rounds, game=self.source.game)
+        if run is not None and self.utility == run.config.scoring.utilities[0]:
+            found = [*found, by_mean(self.measured[0].empty, self.total.gain, run.first.mean_answer)]
+        return tuple(filter(None, found))
 
     @property
     def withheld(self) -> bool:

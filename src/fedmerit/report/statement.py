@@ -416,7 +416,7 @@ def _sure(facts: Facts, client: str) -> Iterator[str]:
         yield words("statement.alone")
     if like:
         yield _who(facts, like, "statement.like", "statement.like-others")
-    if facts.spans is not None:
+    if facts.spans is not None and any(facts.spans[client]):
         low_share, high_share = facts.spans[client]
         least, most = (_money(facts, end) for end in amounts_within(facts.spans, decision.paid)[client])
         yield words("statement.span", low=low_share, high=high_share, low_amount=least, high_amount=most)

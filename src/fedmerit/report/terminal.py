@@ -286,7 +286,10 @@ def print_plan(console: Console, plan: Plan) -> None:
     if (found := plan.resolution) is not None:
         low, high = (100 * gap for gap in found.gaps)
         said = {"samples": found.samples, "members": plan.members, "utility": plan.utility}
-        console.print(words("terminal.plan-gaps", **said, low=low, high=high, fair=50 / plan.members))
+        fair = 50 / plan.members
+        console.print(words("terminal.plan-gaps", **said, low=low, high=high, fair=fair))
+        some = "terminal.plan-sees-some" if low < fair else "terminal.plan-sees-few"
+        console.print(words("terminal.plan-sees-most" if high < fair else some))
     console.print(
         words(
             "terminal.plan",
@@ -410,14 +413,16 @@ def _bars(bars: Progress) -> Watch:
 
 
 def _lines(console: Console) -> Watch:
-    started, seen, told = time.monotonic(), 0, time.monotonic()
+    began, seen, told = time.monotonic(), 0, time.monotonic()
 
     def watch(step: Step) -> None:
-        nonlocal seen, told
+        nonlocal began, seen, told
         now = time.monotonic()
         if step.stage == "round":
             seen += 1
-            left = _minutes((now - started) / seen * (step.rounds - step.round) / 60)
+            left = _minutes((now - began) / seen * (step.rounds - step.round) / 60)
+            if step.round == 1:  # with the start of the run, it says little of the others
+                began, seen = now, 0
             values = {"round": step.round, "rounds": step.rounds, "text": step.text, "left": left}
             code = "terminal.progress-left" if step.round < step.rounds else "terminal.progress"
             console.print(words(code, **values))

@@ -118,10 +118,7 @@ def sure_share_text(one: Standing) -> str:
 def apart_text(apart: PaidApart, divided: Mapping[str, float]) -> str:
     """Return that indistinguishable members are paid visibly apart, with their shares."""
     more, less = apart.more, apart.less
-    first, second = divided[more], divided[less]
-    if apart.pairs > 1:
-        return words("pay.apart-pairs", pairs=apart.pairs, more=more, less=less, first=first, second=second)
-    return words("pay.apart", more=more, less=less, first=first, second=second)
+    return words("pay.apart", more=more, less=less, first=divided[more], second=divided[less])
 
 
 def samples_text(samples: float | None) -> str:

@@ -31,12 +31,14 @@ BETTER = 0.5
 """Swapped columns are suspected if swapping them back leaves less than this fraction of the misfit."""
 FAR = 0.5
 """Where alone and without are always below this part of v(M0) or v(M), they may be changes of the utility."""
+MOST_BY_MEAN = 0.5
+"""Most of a gain is for learning the mean of y if a model that always answers it has more than this part."""
 ROUNDS = 3
 """The fewest rounds that tell whose columns are swapped: in one or two, others may fit as well by chance."""
 
 Code = Literal[
     "swapped", "changes", "strays", "lower-is-better", "fell", "lower-rose", "renormalised", "unchecked",
-    "whole", "chance",
+    "whole", "chance", "mean",
 ]  # fmt: skip
 
 _LOWER = frozenset({
@@ -239,6 +241,19 @@ def at_chance(total: Scores) -> Doubt | None:
     if error is None or total.gain > ERRORS * error:
         return None
     return _doubt("chance", gross=True, gain=total.gain, error=ERRORS * error)
+
+
+def by_mean(first: float, gain: float, constant: float | None) -> Doubt | None:
+    """Return that most of the gain is for learning the mean of y; None if it is not, or nobody knows.
+
+    Args:
+        first: the utility of the first model.
+        gain: of the whole run.
+        constant: the utility of a model that always answers the mean of y; None where nobody knows it.
+    """
+    if constant is None or not constant - first > MOST_BY_MEAN * gain > 0:
+        return None
+    return _doubt("mean", first=first, constant=constant, gain=gain)
 
 
 def check_payable(reasons: Sequence[Doubt], rule: str, *, despite: bool) -> None:

@@ -581,11 +581,10 @@ def amounts_within(spans: Spans, paid: Payouts) -> dict[str, tuple[Decimal, Deci
 
 @dataclass(frozen=True)
 class PaidApart:
-    """Two members who are statistically indistinguishable but visibly paid apart."""
+    """The two members whose shares differ most of all who are statistically indistinguishable."""
 
     more: str  # the better paid
     less: str
-    pairs: int  # how many such pairs there are in all
 
 
 def visible_gaps(scores: Scores, divided: Shares, better: npt.NDArray[np.bool_] | None = None) -> Rows:
@@ -611,4 +610,4 @@ def paid_apart(
         return None
     largest = np.argwhere(gap >= gap.max() - 1e-9)  # equal up to rounding: by name
     more, less = min((scores.clients[i], scores.clients[j]) for i, j in largest)
-    return PaidApart(more, less, int(np.count_nonzero(gap)))
+    return PaidApart(more, less)

@@ -1,7 +1,7 @@
 """What a run will cost, before it starts: models, trainings, minutes, memory, bytes; and what it can resolve.
 
 Minutes are an estimate from a second of calibration with this network and a few of its images. Which members
-the test pool can tell apart follows from the range of spreads seen on real networks.
+the test pool can tell apart follows from the spreads in committed experiments.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from fedmerit.simulation.setup import Federation, prepare, schedule
 from fedmerit.simulation.training import train
 
 CALIBRATION = 0.1
-"""Seconds for each measurement; what takes as long as five of them is measured once."""
+"""Seconds for each measurement; what takes as long as ten of them is measured once."""
 STEPS = 3
 """Steps of a plan: read the data, measure training and evaluation, measure a settlement."""
 IN_A_ROUND, PER_UTILITY, PER_SKETCH, PER_MEMBER = 1920, 285, 500, 374
@@ -39,15 +40,16 @@ KEPT = 4
 SALT = 32
 """Bytes of a revealed test sample beside its numbers and its target."""
 SPREAD = {
-    "expected-accuracy": ((0.0431, 1.22), (0.115, 1.66)),
-    "sharpened-accuracy": ((0.0938, 2.12), (0.169, 3.85)),
-    "accuracy": ((0.354, 1.70), (0.372, 4.73)),
-    "brier": ((0.120, 0.841), (0.266, 2.87)),
-    "neg-loss": ((0.813, 5.56), (1.79, 14.4)),
+    "expected-accuracy": ((0.0656, 0.453), (0.247, 0.734)),
+    "sharpened-accuracy": ((0.146, 0.629), (0.450, 1.87)),
+    "accuracy": ((0.354, 0.930), (1.13, 2.86)),
+    "brier": ((0.254, 0.363), (0.604, 1.63)),
+    "neg-loss": ((1.41, 2.77), (3.62, 6.15)),
 }
 """Standard deviation over test samples of the difference between two members' sums, where samples were dealt
-alike (iid), and where they were not: from the lowest 10th to the highest 90th percentile over pairs in
-experiments/results. The first two are PHI's, the others alpha's."""
+alike (iid), and where they were not: medians over pairs of members without a planted fault, of the dataset in
+experiments/results with the smallest and of that with the largest. The first two are PHI's, the rest alpha's.
+"""
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,14 @@ class Resolution:
     """What the scores of a run can tell apart, each pair with 80 % power and all claims together at 95 %."""
 
     samples: int  # test samples that the scores are measured on: per round, or of the settlement
-    gaps: tuple[float, float]  # differences of two members' sums: none below is found, all above are
+    gaps: tuple[float, float]  # the least difference of two members' sums that is found: of two datasets
 
 
 def resolution(config: Config, members: int, samples: int) -> Resolution | None:
     """Return what so many members can tell apart on so many test samples, by the criterion of the scores.
 
     None if nobody has measured the spread of the paid utility. Settled scores have errors from blocks,
-    reports from sketches. One training adds its own (`TRAINING`). The two gaps are for the smallest and the
-    largest spread seen on real networks.
+    reports from sketches. One training adds its own (`TRAINING`). The gaps are for both spreads of `SPREAD`.
     """
     alike = config.partition.scheme in ("iid", "sizes")
     if (spreads := SPREAD.get(config.scoring.utilities[0])) is None:
@@ -208,14 +209,18 @@ def fixed_bytes(config: Config, members: int) -> int:
 
 def _settlement(federation: Federation, *, calibrate: bool) -> SettlementCost:
     shown, rounds = federation.pool.settlement(), federation.config.training.rounds
-    first, length, samples = federation.first, federation.first.size, len(federation.pool.settlement().y)
-    few = -(-samples // min(BLOCKS, samples))  # a block: all take about the same time
-    if federation.utilities[0].function is not None:  # may need all samples at once
-        few = samples
-    path = federation.network, first, first, shown.x[:few], shown.y[:few], federation.utilities[0]
-    each = math.nan
-    if calibrate:
-        each = _clocked(lambda: direction(*path, blocks=1, points=POINTS[0]), federation) / few
+    network, first, paid = federation.network, federation.first, federation.utilities[0]
+    length, samples = first.size, len(shown.y)
+
+    def seconds(count: int, blocks: int) -> float:
+        path = network, first, first, shown.x[:count], shown.y[:count], paid
+        return _clocked(lambda: direction(*path, blocks=blocks, points=POINTS[0]), federation) / count
+
+    each, few = math.nan, -(-samples // min(BLOCKS, samples))  # a block
+    if calibrate and paid.function is None:  # which may need all samples at once
+        each = seconds(few, 1)
+    if calibrate and (math.isnan(each) or each * samples < 10 * CALIBRATION):  # to begin takes longer
+        each = seconds(samples, min(BLOCKS, samples))
     return SettlementCost(
         samples=samples,
         gradients=POINTS[0] * rounds,
@@ -230,28 +235,41 @@ def calibration(federation: Federation) -> tuple[float, float]:
     shown = federation.pool.first
     per_image = _clocked(lambda: federation.evaluate(federation.first, shown), federation) / len(shown.y)
     client = max(federation.clients, key=lambda client: len(client.y))
-    count = min(len(client.y), federation.training.batch_size)
-    once = replace(federation.training, local_epochs=1)
+    count, once = (
+        min(len(client.y), federation.training.batch_size),
+        replace(federation.training, local_epochs=1),
+    )
     load_vector(federation.network, federation.first)
     train(federation.network, client.x[:2], client.y[:2], once, 0)  # PyTorch loads what optimisers need
-    data = federation.network, client.x[:count], client.y[:count], once, 0
-    per_step = _clocked(lambda: train(*data), federation)
+
+    def seconds(samples: int) -> float:
+        data = client.x[:samples], client.y[:samples]
+        return _clocked(lambda: train(federation.network, *data, once, 0), federation)
+
+    step = seconds(
+        count
+    )  # to begin takes longer than a step, so as many steps are measured as there is time for
+    steps = max(1, min(len(client.y) // count, int(CALIBRATION / max(step, 1e-9))))
+    per_sample = (seconds(steps * count) if steps > 1 else step) / (steps * count)
     load_vector(federation.network, federation.first)
-    return per_image, per_step / count
+    return per_image, per_sample
 
 
 def _clocked(work: Callable[[], object], federation: Federation) -> float:
-    """Return the seconds of the fastest of a few calls; the first one warms up, and may be the only one."""
+    """Return the seconds of a call, as a mean over several; the first one warms up if there are others.
+
+    A run makes many calls, so their mean tells how long it takes, on a busy machine too.
+    """
 
     def wait() -> None:
         if federation.device.type == "cuda":
             torch.cuda.synchronize()
 
     times: list[float] = []
-    while not times or (times[0] < 5 * CALIBRATION > 5 * sum(times[1:]) and len(times) < 50):
+    while not times or (times[0] < 10 * CALIBRATION > 10 * sum(times[1:]) and len(times) < 50):
         wait()
         began = time.perf_counter()
         work()
         wait()
         times.append(time.perf_counter() - began)
-    return min(times)
+    return fmean(times[1:] or times)

@@ -429,6 +429,7 @@ class Rehearsal:
             begun.first.terms if begun else terms,
             self.federation.pool.commitment,
             data=self.federation.fingerprint,
+            constant=self.federation.constant,
             rounds=list(begun.rounds) if begun else [],
             beside=self._beside,
             truth=self.truth.values if self.truth else None,

@@ -29,7 +29,7 @@ from fedmerit.protocol.direction import BLOCKS
 from fedmerit.protocol.outcome import Model, PerSample
 from fedmerit.protocol.pool import Images, Labels, Pool, Slice
 from fedmerit.protocol.terms import least_scheduled
-from fedmerit.scoring.doubts import lower_is_better
+from fedmerit.scoring.doubts import MOST_BY_MEAN, lower_is_better
 from fedmerit.secagg.setting import LEAST_IN_SUM, what_to_know
 from fedmerit.settings import planted
 from fedmerit.simulation.direction import missing_gradient
@@ -44,7 +44,13 @@ from fedmerit.simulation.training import (
     train,
     trained,
 )
-from fedmerit.simulation.utilities import Utility, check_kind, evaluate, resolve_all
+from fedmerit.simulation.utilities import (
+    Utility,
+    check_kind,
+    evaluate,
+    look_like_probabilities,
+    resolve_all,
+)
 
 OTHER_MIX = 0.2
 """A run notes it when a class's share of the training data exceeds its share of the test pool by more."""
@@ -86,6 +92,7 @@ class Federation:
     training: TrainingSettings
     device: torch.device
     notes: tuple[str, ...]
+    constant: float | None = None  # the paid utility of always answering the mean of y, where y is numbers
     seeds: Seeds = seed_for
     _shown: tuple[str, Tensor, Tensor] | None = field(default=None, init=False)
 
@@ -238,10 +245,14 @@ def prepare(
             f"{config.scoring.method!r} settles the first utility along its gradient: {why}",
         )
     notes = [*dataset.notes, *member_notes, *start_notes(config)]
+    if config.model.outputs == "logits" and look_like_probabilities(network, pool.first.x, adding_up=True):
+        notes.append(Note("called-logits"))
     if unit is not None:
         mean, sd = (", ".join(f"{x:.4g}" for x in np.ravel(values)[:4]) for values in (unit.mean, unit.sd))
         notes.append(Note("standardised-y", mean=mean, sd=sd))
-    notes += _constant(network, pool.first, utilities[0], dataset.y_train, config)
+    constant = mean_answer(pool.first, utilities[0], dataset.y_train)
+    if constant is not None:
+        notes += _constant(network, pool.first, utilities[0], constant, config)
     notes += _class_mix(dataset, pool) if dataset.classes else [Note("drawn-at-random")]
     notes += [Note("whole-metric", utility=name) for name in config.whole]
     if counters := left_out(network):
@@ -256,6 +267,7 @@ def prepare(
         training=training,
         device=device,
         notes=tuple(notes),
+        constant=constant,
         seeds=seeds,
     )
 
@@ -341,19 +353,21 @@ def _unit(config: Config, dataset: Dataset) -> Unit | None:
     return Unit(dataset.y_train) if loss == "mse" and outputs != "plain" else None
 
 
-MOST = 0.5
-"""A constant answer earns most if it covers this part of the way from the first model to a perfect one."""
-
-
-def _constant(network: nn.Module, shown: Slice, paid: Utility, y: Labels, config: Config) -> Iterator[Note]:
-    """Yield a note if always answering the mean of y is far better than the first model."""
+def mean_answer(shown: Slice, paid: Utility, y: Labels) -> float | None:
+    """Return the utility of a model that always answers the mean of y; None where y is no number."""
     if paid.of != "numbers" or paid.of_logits is None:
-        return
+        return None
     mean = np.mean(y, axis=0 if y.ndim <= 2 else None)
     always = torch.as_tensor(np.broadcast_to(mean, shown.y.shape).astype(np.float32))
+    return float(paid.of_logits(always, torch.as_tensor(shown.y)).double().mean())
+
+
+def _constant(
+    network: nn.Module, shown: Slice, paid: Utility, constant: float, config: Config
+) -> Iterator[Note]:
+    """Yield a note if always answering the mean of y is far better than the first model."""
     first = float(np.mean(evaluate(network, shown.x, shown.y, [paid])[paid.name]))
-    constant = float(paid.of_logits(always, torch.as_tensor(shown.y)).double().mean())
-    if constant - first > MOST * (1 - first):
+    if constant - first > MOST_BY_MEAN * (1 - first):
         plain, mse = config.model.outputs == "plain", config.training.loss == "mse"
         why = Note("constant-plain" if plain else "constant-standardised" if mse else "constant-loss")
         yield Note("constant-earns", utility=paid.name, first=first, constant=constant, why=why)
@@ -386,6 +400,9 @@ def start_notes(config: Config) -> Iterator[str]:
             f"participation.away: {numbered(impossible)} will be aborted: fewer than {need} of all {members} "
             "members are scheduled"
         )
+    paid, *others = config.scoring.utilities
+    if others and not config.reports:
+        yield Note("only-settled", utility=paid, others=others)
     for name in config.scoring.utilities:
         if lower_is_better(name):
             yield (

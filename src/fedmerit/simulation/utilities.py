@@ -343,12 +343,12 @@ DRAWS = 3
 """With how many sets of random weights `look_like_probabilities` asks a model."""
 
 
-def look_like_probabilities(model: nn.Module, samples: Tensor) -> bool:
-    """Return whether a model's outputs lie in [0, 1], whether or not those of a sample sum to 1.
+def look_like_probabilities(model: nn.Module, x: Images, *, adding_up: bool = False) -> bool:
+    """Return whether outputs lie in [0, 1]; if ``adding_up``, also whether those of a sample sum to 1.
 
     Few logits may do so by chance; with random weights, only those behind a sigmoid or softmax do again.
     """
-    asked = copy.deepcopy(model)
+    asked, samples = copy.deepcopy(model), prepare(x[:16], device_of(model))
     generator = torch.Generator().manual_seed(0)
     with evaluation(asked), float32():
         for draw in range(DRAWS + 1):
@@ -359,6 +359,8 @@ def look_like_probabilities(model: nn.Module, samples: Tensor) -> bool:
                 return False
             if not bool(((outputs >= 0) & (outputs <= 1)).all()):
                 return False
+            if adding_up and not bool((outputs.sum(-1) - 1).abs().max() < 1e-4):
+                return False
     return True
 
 
@@ -368,7 +370,7 @@ def check_kind(model: nn.Module, x: Images, utilities: Sequence[Utility], output
     Nothing is checked if settings say what ``outputs`` are, "logits" or "probabilities".
     """
     of_classes = any(utility.of == "classes" and utility.function is None for utility in utilities)
-    if outputs or not of_classes or not look_like_probabilities(model, prepare(x[:16], device_of(model))):
+    if outputs or not of_classes or not look_like_probabilities(model, x):
         return
     raise ConfigError.at(
         "model.outputs",

@@ -67,6 +67,7 @@ class LedgerRecorder:
     terms: Mapping[str, Any]  # what members agree to
     commitment: Mapping[str, Any]  # of the test pool
     data: str | None = None  # fingerprint of a rehearsal's training data
+    constant: float | None = None  # of a rehearsal: the utility of always answering the mean of y
     rounds: list[Round] = field(default_factory=list)  # closed so far
     beside: Beside | None = None  # of a rehearsal
     truth: Callable[[Sequence[int]], Mapping[str, Any]] | None = None  # by rounds with a sum
@@ -96,13 +97,15 @@ class LedgerRecorder:
 
     def begin(self, first: Model) -> None:
         """Write the first records: settings, keys, first model, and the test pool's commitment."""
-        body = {
+        body: dict[str, Any] = {
             "run": self.run,
             "terms": dict(self.terms),
             "keys": self._keys,
             "m0": model_hash(first),
             "data": self.data,
         }
+        if self.constant is not None:
+            body["constant"] = exact(self.constant)
         with self.folder.ledger.transaction():
             self._write(SERVER, "run", body)
             self._write(SERVER, "pool", self.commitment)

@@ -6,10 +6,11 @@ import base64
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from decimal import Decimal
 from functools import cache
+from html import unescape
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,8 +52,8 @@ from fedmerit.report.text import (
     worth,
 )
 from fedmerit.scoring.accumulate import FEWEST_ROUNDS
-from fedmerit.scoring.amounts import Payouts, decimals_of, money_of, payouts, spelled
-from fedmerit.scoring.rewards import STEP
+from fedmerit.scoring.amounts import decimals_of, payouts
+from fedmerit.scoring.rewards import STEP, Shares
 from fedmerit.settings import Heading, file_part
 from fedmerit.storage.run_folder import write
 
@@ -105,14 +106,28 @@ def _refreshed(path: Path, run: Run, language: str | None) -> str:
     return words("file.shows", path=path)
 
 
-def check_target(path: Path, *, force: bool) -> None:
-    """Raise `StoreError` if the name is not one of HTML, the folder is missing, or the file is not ours."""
+def source_id(*measured: Facts) -> str:
+    """Return what a page is about: the numbers of its runs, or the names of files of reports."""
+    return " ".join(facts.source.run.id if facts.source.run else facts.source.run_name for facts in measured)
+
+
+def check_target(path: Path, about: str = "", *, force: bool = False) -> None:
+    """Raise `StoreError` if the name is not one of HTML, the folder is missing, or the file must stay.
+
+    Only a page of ours may be replaced and, where that is known, only by one ``about`` the same source.
+    """
     if path.suffix.lower() not in (".html", ".htm") and not path.is_dir():
         raise StoreError(f"{path}: a page is HTML: expected a name that ends in .html")
     if not path.parent.is_dir():
         raise StoreError(f"{path}: could not be written: there is no folder {path.parent}")
-    if path.exists() and not force and OURS not in path.read_text(encoding="utf-8", errors="replace"):
-        raise StoreError(f"{path}: exists, and was not written by fedmerit: choose another --out, or --force")
+    if force or not path.exists():
+        return
+    there, other = path.read_text(encoding="utf-8", errors="replace"), "choose another --out, or --force"
+    if OURS not in there:
+        raise StoreError(f"{path}: exists, and was not written by fedmerit: {other}")
+    told = re.search('<meta name="fedmerit-source" content="([^"]*)">', there)
+    if about and (told is None or unescape(told[1]) != about):
+        raise StoreError(f"{path}: exists, and is a page of another run or file: {other}")
 
 
 def installed() -> bool:
@@ -122,8 +137,8 @@ def installed() -> bool:
 
 # ------------------------------------------------------------------------------------------------ the page
 
-BUDGET = "10000.00"
-"""The budget on the page until the reader types another, if there is no decision with a budget."""
+NOMINAL = "1000000000.00"
+"""What is divided where nobody has named a budget; the page then shows only shares."""
 MOST_NOTES = 12
 """The most notes, and sentences on members who were away, that are shown at once."""
 MOST_COLUMNS = 10
@@ -161,9 +176,8 @@ def facts_of(
 def render(facts: Facts) -> str:
     """Return the page with these facts."""
     decision, currency, rules = facts.decision, facts.terms.currency, rules_of(facts)
-    budget = str(decision.paid.budget) if decision else spelled(BUDGET, currency)
     any_spans = facts.spans is not None or any(rule.spans for rule in rules)
-    paid, lines = paid_table(facts, budget, rules[0])
+    divided, lines = paid_table(facts, rules[0])
     rows, members, reasons = charts.course_rows(facts), list(facts.courses), text.reasons(facts)
     signed_columns, signers = signatures(facts)
     drawn = {
@@ -188,6 +202,7 @@ def render(facts: Facts) -> str:
             "decided": decision is not None,
             "fold": [charts.HEAD, charts.TAIL, charts.MOST],
         },
+        source_id=source_id(facts),
         facts=facts,
         departs=departs(decision.departures) if decision else None,
         rules=rules,
@@ -203,11 +218,11 @@ def render(facts: Facts) -> str:
         not_meant=[words(code) for code in text.NOT_MEANT],
         fewest=FEWEST_ROUNDS,
         worth=worth,
-        budget=formatted(Decimal(budget), "f"),
-        paid=paid,
+        paid=decision.paid if decision else None,
+        unpaid=_unpaid(divided) if divided else "",
         lines=lines,
         why=reasons,
-        percent=_percent_of_longest(paid, lines),
+        percent=_percent_of_longest(lines),
         any_spans=any_spans,
         about=about(facts.terms),
         checks=[line for line in facts.source.checks if line.code != "head"],  # shown separately
@@ -232,6 +247,7 @@ def render_comparison(found: Comparison) -> str:
     return _page(
         "comparison.html",
         drawn,
+        source_id=source_id(*(run.facts for run in found.runs)),
         found=found,
         settled=settled,
         fewest=FEWEST_ROUNDS,
@@ -305,6 +321,7 @@ def _environment() -> jinja2.Environment:
         "spread": of("found", Comparison.spread_text), "rank": lambda one: dashed(rank_text(one)),
         "share": share_text, "sure": lambda one: dashed(sure_share_text(one)), "samples": samples_text,
         "money": money_text, "within": lambda span: dashed(amounts_text(span)), "spoken": spoken,
+        "span": lambda span: dashed(span_text(span)),
         "capital": capital, "formatted": formatted, "day": day, "toml": written,
     }  # fmt: skip
     return made
@@ -338,7 +355,7 @@ def _script_words(decimals: int) -> dict[str, str]:
         "decimals": words("pay.many-decimals", decimals=decimals), "large": words("pay.too-large"),
         "decimal": words("number.decimal"), "thousands": words("number.thousands"),
         "nothing": share_text(0.0, 2), "between": words("page.between", left="%s"),
-        "sort": words("page.sort"),
+        "sort": words("page.sort"), "shares": words("page.shares-caption"),
     }  # fmt: skip
 
 
@@ -353,12 +370,13 @@ def _rules(facts: Facts, rules: Sequence[RuleFacts]) -> dict[str, Any]:
             parts.append([name, str(top * (whole // bottom)), share_text(top / bottom, 2)])
             if rule.spans is not None:  # as text, and its ends in steps
                 span = rule.spans[name]
-                parts[-1] += [span_text(span), *(str(round(end * STEP)) for end in span)]
+                parts[-1] += [dashed(span_text(span)), *(str(round(end * STEP)) for end in span)]
         apart = [apart_text(rule.apart, rule.shares)] if rule.apart and rule.shares else []
         found[rule.name] = {
             "problem": on_page(rule.problem),
             "one": str(whole),
             "parts": parts,
+            "unpaid": _unpaid(rule.shares) if rule.shares else "",
             "notes": [*apart, *map(on_page, rule.notes)],
             "about": about(replace(facts.terms, rule=rule.name)),
         }
@@ -368,24 +386,28 @@ def _rules(facts: Facts, rules: Sequence[RuleFacts]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------ the table of payouts
 
 
-def paid_table(facts: Facts, budget: str, usual: RuleFacts) -> tuple[Payouts | None, list[PaidLine]]:
-    """Return the amounts, and the lines of their table; None if there are no shares.
+def paid_table(facts: Facts, usual: RuleFacts) -> tuple[Shares | None, list[PaidLine]]:
+    """Return the shares, and the lines of their table; None if there are no shares.
 
-    They are those of the decision in force, or of a budget by the usual rule.
+    They are those of the decision in force. Without one they are those of the usual rule, and the amounts
+    mean nothing.
     """
     if (decision := facts.decision) is not None:
-        return decision.paid, paid_lines(decision.shares, decision.paid, facts.spans, facts.unscored)
+        return decision.shares, paid_lines(decision.shares, decision.paid, facts.spans, facts.unscored)
     if usual.shares is None:
         return None, []
-    paid = payouts(usual.shares, budget, facts.terms.currency or None)
-    return paid, paid_lines(usual.shares, paid, usual.spans, facts.unscored)
+    return usual.shares, paid_lines(usual.shares, payouts(usual.shares, NOMINAL), usual.spans, facts.unscored)
 
 
-def _percent_of_longest(paid: Payouts | None, lines: Sequence[PaidLine]) -> Callable[[Decimal], float]:
+def _unpaid(divided: Shares) -> str:
+    """Return which part of any budget stays unpaid."""
+    return share_text(max(0.0, 1 - math.fsum(share for _, share in divided.items())), 2)
+
+
+def _percent_of_longest(lines: Sequence[PaidLine]) -> Callable[[float], float]:
     """Return what tells the length of a bar in percent: all, with their intervals, fit into the column."""
-    highest = [one.amount_span[1] if one.amount_span else one.amount for one in lines]
-    most = max([*highest, money_of(1, paid.currency if paid else None)])
-    return lambda amount: round(float(100 * amount / most), 2)
+    longest = max([one.share_span[1] if one.share_span else one.share for one in lines], default=0.0) or 1.0
+    return lambda share: round(100 * share / longest, 2)
 
 
 # ----------------------------------------------------------------------------- who signed, and at a glance
@@ -412,8 +434,7 @@ def signatures(facts: Facts) -> tuple[list[str], list[tuple[str, str, list[str]]
     kinds = [what for what, pair in SIGNED.items() if any((pair[0], name) in last for name in run.clients)]
     columns = [words(f"signed-col.{what}") for what in kinds]
     if decision is not None:
-        date = f", {day(decision.heading.date)}" if decision.heading.date else ""
-        columns.insert(0, words("signed.decision", number=decision.number, date=date))
+        columns.insert(0, words("signed.decision", number=decision.number))
     lines = []
     for name in (SERVER, *run.clients):
         cells = []
@@ -456,10 +477,10 @@ def approvals(facts: Facts) -> str:
     return words("signed.approved-some", number=decision.number, count=len(there), n=n, clients=missing)
 
 
-def glance(facts: Facts) -> list[tuple[str, str]]:
-    """Return the page at one glance, as names and values."""
+def glance(facts: Facts) -> list[tuple[str, str, bool]]:
+    """Return the page at one glance, as names and values, and whether a value is a check that failed."""
     source, decision, run = facts.source, facts.decision, facts.source.run
-    n, found = len(source.clients), dict[str, str]()
+    n, found, failed = len(source.clients), dict[str, str](), {"ledger"} if source.broken else set[str]()
     if decision is not None:
         found["budget"] = money_text(decision.paid.budget, source.heading.currency)
         found["paid"] = words("glance.of", count=sum(map(bool, decision.paid.values())), n=n)
@@ -473,9 +494,10 @@ def glance(facts: Facts) -> list[tuple[str, str]]:
     if facts.settled:
         account = facts.account
         found["equations"] = words("glance.of", count=account.holding, n=len(account.rounds))
+        failed |= {"equations"} if account.holding < len(account.rounds) else set()
     ledger = "broken" if source.broken else "verified" if run is not None else "lacking"
     found["ledger"] = words(f"glance.{ledger}")
-    return [(words(f"glance.{code}"), value) for code, value in found.items()]
+    return [(words(f"glance.{code}"), value, code in failed) for code, value in found.items()]
 
 
 # ------------------------------------------------------------------------------------------------ downloads

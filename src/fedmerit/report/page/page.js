@@ -41,6 +41,7 @@ function row(name, cells) {
 }
 
 function cells(drawn, amount, within, share, why) {
+  if (result.classList.contains("unpriced")) amount = within = "";
   const span = data.sure ? [["wide", within]] : [];
   return [["bar", drawn], ["amount", amount], ...span, ["share", share], ["text why", why]];
 }
@@ -48,11 +49,14 @@ function cells(drawn, amount, within, share, why) {
 function pay() {
   const rule = data.rules[choice.value];
   document.getElementById("about").textContent = rule.about;
+  const unpriced = !data.decided && field.value.trim() === ""; // without a budget there are only shares
+  result.classList.toggle("unpriced", unpriced);
+  result.caption.textContent = unpriced ? data.words.shares : result.dataset.trial;
   notes.replaceChildren(...rule.notes.map((note) => Object.assign(document.createElement("li"), { textContent: note })));
   let paid, budget;
   try {
     if (rule.problem) throw new Error(data.words.problem.replace("%s", () => rule.problem));
-    budget = cents(field.value, data.words);
+    budget = unpriced ? BigInt(rule.one) : cents(field.value, data.words);
     paid = payouts(rule, choice.value, budget);
   } catch (error) {
     problem.textContent = error.message;
@@ -76,12 +80,14 @@ function pay() {
       const within = sure(each);
       const drawn = within ? bar(percent(each.amount), percent(within[0]), percent(within[1])) : bar(percent(each.amount));
       const span = within ? `${money(within[0])}\u2013${money(within[1])}` : "-";
-      return row(each.who, cells(drawn, money(each.amount), span, told.get(each.who)[0], data.why[each.who] ?? ""));
+      const [share, around] = told.get(each.who);
+      const shown = within && !data.decided ? `${share} (${around})` : share;
+      return row(each.who, cells(drawn, money(each.amount), span, shown, data.why[each.who] ?? ""));
     }),
     ...data.unscored.map((who) => row(who, cells("", money(0n), "-", data.words.nothing, data.why[who] ?? ""))),
   );
   result.tFoot.replaceChildren(
-    row(data.words.unpaid, cells("", money(paid.unpaid), "", "", "")),
+    row(data.words.unpaid, cells("", money(paid.unpaid), "", rule.unpaid, "")),
     row(data.words.budget, cells("", money(budget), "", "", "")),
   );
   fold(result.tBodies[0]);
@@ -89,10 +95,7 @@ function pay() {
 
 // A decision stays on the page until the reader tries something else, and comes back at one click.
 function attempt() {
-  if (data.decided) {
-    result.caption.textContent = result.dataset.trial;
-    trial.hidden = back.hidden = false;
-  }
+  if (data.decided) trial.hidden = back.hidden = false;
   pay();
 }
 

@@ -431,9 +431,10 @@ def _reason(facts: Facts, standing: Standing) -> str:
         if turned:
             return words("reason.worse-turned", added=added)
         return words("reason.worse-alone" if unconfirmed else "reason.worse", added=added)
+    known = standing.interval is not None
     if standing.total < 0:
-        return words("reason.below", added=added)
-    if standing.surely <= 0 and standing.interval is not None:
+        return words("reason.below" if known else "reason.below-unknown", added=added)
+    if standing.surely <= 0 and known:
         return words("reason.maybe", added=added)
     if standing.coverage < 1:
         return words("reason.partly", added=plus, part=standing.coverage)
