@@ -36,12 +36,10 @@ from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.decisions import Terms
 from fedmerit.protocol.messages import Parcel, pack
 from fedmerit.protocol.outcome import model_hash
-from fedmerit.storage import member_state
 from fedmerit.verify import verify_folder
 from lies import at, dies
 from refusals import refused
 from runs import record_decision
-from states import names_in, without
 
 
 def everything(folder):
@@ -329,24 +327,6 @@ def test_a_roster_without_a_server_is_for_simulations(home):
     assert not (home / "run").exists()
 
 
-def test_members_refuse_a_server_that_is_not_on_their_roster_and_its_notes_name_both_keys(home):
-    """The server has a roster file of its own, with its own key on it."""
-    named = read_roster(home / "roster.toml").server.hex()
-    (home / "elsewhere").mkdir()
-    own = new_key(home / "elsewhere" / "server.pem")
-    members = read_roster(home / "roster.toml").members
-    write_roster(home / "elsewhere" / "roster.toml", Roster(members, own))
-    grid = grid_of(home)
-    with refused(ProtocolError, stage="join"):
-        run(home / "elsewhere", grid, join=0.5)
-    told = [str(reply.error.reason) for _, _, reply in grid.seen]
-    assert len(told) >= len(NAMES)
-    for name in NAMES:
-        (said, *_) = [text for text in told if f"member {name}" in text]
-        assert f"ed25519:{own.hex()}" in said
-        assert f"ed25519:{named}" in said
-
-
 def test_a_message_of_another_protocol_is_refused_with_both_versions(home):
     """Also to the server, which is told nothing else: whoever runs it must know what to install."""
     grid = grid_of(home)
@@ -371,12 +351,6 @@ def start(home, out):
     return caught.value
 
 
-def secrets(home):
-    """Runs for which some member keeps secrets of a round."""
-    found = [names_in(home / f"{name}.pem").items() for name in NAMES]
-    return {run for kept in found for run, names in kept if any(name.endswith(".client") for name in names)}
-
-
 @pytest.mark.parametrize("exchange", ["check", "report"])
 def test_a_second_run_does_not_cost_the_first_its_round(home, exchange):
     """Members join it in the middle of a round of the first: neither shares nor updates are lost by that."""
@@ -390,19 +364,6 @@ def test_a_second_run_does_not_cost_the_first_its_round(home, exchange):
     _, rounds = run(home, grid, rounds=3)
     assert begun
     assert [(len(one.included), len(one.reports)) for one in rounds] == [(4, 4)] * 3
-
-
-@pytest.mark.parametrize("ended", [True, False])
-def test_secrets_of_a_run_that_is_over_or_long_idle_are_deleted_by_the_next(home, monkeypatch, ended):
-    run(home, grid_of(home), rounds=1)
-    (first,) = secrets(home)
-    if not ended:  # its server died before it said goodbye, long ago
-        for name in NAMES:
-            without(home / f"{name}.pem", first, "seen")
-        monkeypatch.setattr(member_state, "IDLE", 0.0)
-    start(home, "next")
-    assert first not in secrets(home)
-    assert len(secrets(home)) == 1
 
 
 def test_what_a_killed_member_left_half_written_is_removed(home):

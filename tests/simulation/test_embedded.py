@@ -162,22 +162,6 @@ def test_what_the_server_receives_holds_no_plain_update(tmp_path):
 # --- who takes part -------------------------------------------------------------------------------
 
 
-def test_absence_loss_and_silence_are_recorded_as_what_they_are(tmp_path):
-    with losing({"client-1": "2:masked", "client-2": "3:unmask", "client-3": "4:report"}):
-        content = run(tiny("training.rounds=4", "participation.away={client-0=[1]}"), tmp_path / "run")
-    one, two, three, four = content["rounds"]
-    assert one["participants"] == ["client-1", "client-2", "client-3"]
-    assert two["participants"] == ["client-0", "client-2", "client-3"]  # its masked input never came
-    assert "silent" not in two
-    assert three["silent"] == ["client-2"]  # summed, then gone
-    assert four["silent"] == ["client-3"]
-    for silenced in (three, four):
-        assert silenced["scores"]["FP"] is None
-        assert silenced["scores"]["EE"] is None
-        assert len(silenced["scores"]["ALPHA"]) == 3
-    assert content["coverage"] == [0.75, 0.75, 0.75, 0.75]
-
-
 @pytest.mark.parametrize("switch", ["secure_aggregation.enabled=true", OFF])
 def test_a_member_that_diverges_withdraws_and_is_recorded(tmp_path, monkeypatch, switch):
     original = setup.trained
