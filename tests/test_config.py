@@ -235,6 +235,7 @@ BAD = {  # by setting: values that are refused beside nothing else
     "training.weight_cap": [2**32],
     "training.weights": ["equal", ["uniform"], {"client-0": 1}, {"x": 1}],
     "corruption.label_noise": [{"client-9": 0.5}, {"client-0": "0.5"}, {"client-0": 1.5}, "slope"],
+    "corruption.free_rider": [{"client-0": "lazy"}, {"client-0": "honest"}],
     "corruption.label_flip": [["x"]],
     "participation.fraction": [0, 1.5],
     "participation.away": [{"client-0": [2, 11]}, {"client-0": 3}],

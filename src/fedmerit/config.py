@@ -252,7 +252,6 @@ OF_MEMBERS = (
 SCHEMES = ("iid", "dirichlet", "group", "sizes", "file:PATH")
 READERS = ("fashion-mini", "npz", "folder", "table")
 LOSSES = ("cross-entropy", "binary", "mse")
-TRUTHS = ("mr-shapley", "round-shapley", "shapley")
 
 
 def check(config: Sections) -> None:
@@ -276,9 +275,6 @@ def check(config: Sections) -> None:
         problem = f"expected at least one utility, each once, got {utilities}"
         raise ConfigError.at("scoring.utilities", problem)
     _check_measures(config)
-    for name in config.scoring.truth:
-        if name not in TRUTHS:
-            raise ConfigError.at("scoring.truth", f"expected {' or '.join(TRUTHS)}, got {name!r}")
     _check_visibility(config)
     for key in ("report.title", "payment.currency"):
         text = _value(config, key)
@@ -295,8 +291,6 @@ def _value(config: Sections, path: str) -> Any:
 
 def _check_rounds(config: Sections) -> None:
     noise = config.corruption.label_noise
-    if isinstance(noise, str) and noise != "ramp":
-        raise ConfigError.at("corruption.label_noise", f'expected a table of rates or "ramp", got {noise!r}')
     for name, rate in () if isinstance(noise, str) else noise.items():
         if not 0 <= rate <= 1:
             problem = f"expected a rate from 0 to 1, got {rate}"
@@ -548,7 +542,7 @@ def words(hint: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(arguments)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(words(option) for option in arguments)
+        return " or ".join(words(option) for option in arguments if option is not types.NoneType)
     if _is(origin, Mapping):
         return f"a table of {_PLURAL.get(arguments[1]) or words(arguments[1])} by name"
     if origin is not None:

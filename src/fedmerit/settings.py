@@ -155,11 +155,11 @@ class Partition:
 class Corruption:
     """Faults planted in members on purpose; for rehearsals and experiments."""
 
-    label_noise: Mapping[str, float] | str = setting(
+    label_noise: Mapping[str, float] | Literal["ramp"] = setting(
         {}, '{client-5 = 0.8}: 80% of its labels are random; or "ramp": more from member to member'
     )
     label_flip: Sequence[str] = setting((), "members whose labels are turned round: y becomes C-1-y")
-    free_rider: Mapping[str, str] = setting(
+    free_rider: Mapping[str, Literal["zero", "noise", "stale"]] = setting(
         {}, '{client-1 = "zero"}: it sends no change; "noise": random numbers; "stale": an old model'
     )
     misstate: Mapping[str, float] = setting(
@@ -238,7 +238,7 @@ class Scoring:
         "all", above="coordinator: each member sees only its own numbers and the totals."
     )
     solo: bool = setting(False, "members also train alone and report that model's utility")
-    truth: Sequence[str] = setting(
+    truth: Sequence[Literal["mr-shapley", "round-shapley", "shapley"]] = setting(
         (),
         'any of "mr-shapley", "round-shapley", "shapley"',
         above="The Shapley value over all rounds, of the last round, or of retrained models, for "

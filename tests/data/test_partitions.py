@@ -326,8 +326,6 @@ def test_flips_and_free_riders():
         ({"label_noise": {"A": -0.1}}, "label_noise"),
         ({"label_noise": {"A": float("nan")}}, "label_noise"),
         ({"label_flip": ["A", "A"]}, "label_flip"),
-        ({"free_rider": {"A": "lazy"}}, "free_rider"),
-        ({"free_rider": {"A": "honest"}}, "free_rider"),
         ({"label_noise": {"A": 0.5}, "label_flip": ["A"]}, "label_flip"),
         ({"label_noise": "ramp", "free_rider": {"B": "zero"}}, "free_rider"),
     ],

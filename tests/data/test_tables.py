@@ -116,13 +116,13 @@ HOT = {"categories": "one-hot"}
         # options that are missing, or of a wrong type
         (ROWS, {"targt": "y"}, "data.options: 'table' has no option 'targt' (did you mean target?)"),
         (ROWS, {"features": ["age"], "categories": ["sex"]}, "categories: 'sex' is not a feature"),
-        (TWO, {"missing": "guess"}, "data.options.missing: expected refuse or drop or mean"),
+        (TWO, {"missing": "guess"}, "data.options.missing: expected one of refuse, drop, mean"),
         (TWO, {"test_fraction": 2}, "data.options.test_fraction: expected a number between 0 and 1"),
-        (TWO, {"test_fraction": "0.3"}, "data.options.test_fraction: expected a number between 0 and 1"),
+        (TWO, {"test_fraction": "0.3"}, "data.options.test_fraction: expected a number, got '0.3'"),
         (TWO, {"standardise": "no"}, "data.options.standardise: expected true or false, got 'no'"),
-        (TWO, {"split_seed": "1"}, "data.options.split_seed: expected a whole number, 0 or more, got '1'"),
-        (TWO, {"features": [1]}, "data.options.features: expected a list of columns, got [1]"),
-        (TWO, {"target": 3}, "data.options.target: expected a text, got 3"),
+        (TWO, {"split_seed": "1"}, "data.options.split_seed: expected a whole number, got '1'"),
+        (TWO, {"features": [1]}, "data.options.features: expected a list of texts, got [1]"),
+        (TWO, {"target": 3}, "data.options.target: expected text, got 3"),
         (TWO, {"decimal": "comma"}, "data.options.decimal: expected a point or a comma, got 'comma'"),
     ],
 )

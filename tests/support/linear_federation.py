@@ -58,7 +58,7 @@ from fedmerit.protocol.terms import EMBEDDED, FLOWER, Agreed, cautious, roster_i
 from fedmerit.secagg import masks as shares
 from fedmerit.secagg.client import Client
 from fedmerit.storage.member_state import MemberFiles
-from fedmerit.storage.recorder import Beside, LedgerRecorder, closing
+from fedmerit.storage.recorder import LedgerRecorder, closing
 from fedmerit.storage.run_folder import Folder, FolderArchive, write
 from fedmerit.verify import verify_folder
 from ledgers import pool_of, terms_of
@@ -235,9 +235,9 @@ class Federation:
             recorder.begin(self.model)
             yield recorder
 
-    def _beside(self, folder: Folder, found: Round, outcome: Any) -> Beside:
+    def _beside(self, folder: Folder, found: Round, outcome: Any) -> tuple[str, None]:
         """Return what a rehearsal records beside a round; nothing of its members is kept to resume it."""
-        return Beside({"members_checkpoint": folder.save_checkpoint("members", found.number, {})})
+        return folder.save_checkpoint("members", found.number, {}), None
 
     def round(self, number: int, members: Sequence[str] | None = None, *, by: Coordinator | None = None):
         """Run one round from `model`, and move it; returns M, or None where the round is aborted."""

@@ -20,12 +20,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.config import load_object
+from fedmerit.config import fits, load_object, words
 from fedmerit.data.tables import table
 from fedmerit.errors import DataError, FedmeritError, FileFormatError, MissingExtra
 from fedmerit.files.sheets import Expected, Sheet, read_sheet
@@ -287,7 +287,7 @@ def read_images(files: Sequence[Path], *, size: int | None, channels: int, crop:
     ``crop`` cuts out the largest centred square before resizing (Lanczos).
     """
     image = pillow()
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+    if size is not None and size < 1:
         raise DataError(f"size must be a positive number of pixels, got {size!r}")
     out: Images | None = None
     for i, file in enumerate(files):
@@ -383,11 +383,15 @@ def load(name: str, path: str | Path | None = None, **options: Any) -> Dataset:
     reader = READERS[name]
     parameters = inspect.signature(reader).parameters
     known = [key for key in parameters if key != "path"]
-    for key in options:
+    hints = get_type_hints(reader)
+    for key, value in options.items():
         if key not in known:
             allowed = f"expected one of {', '.join(known)}" if known else "it has none"
             problem = f"{name!r} has no option {key!r}{meant(key, known)}: {allowed}"
             raise DataError.at("data.options", problem)
+        if not fits(value, hints[key]):
+            problem = f"expected {words(hints[key])}, got {value!r:.100}"
+            raise DataError.at("data.options", problem, entry=key)
     for key in known:
         if parameters[key].default is inspect.Parameter.empty and key not in options:
             raise DataError.at("data.options", f'{name!r} needs the option {key!r}, such as {key} = "y"')

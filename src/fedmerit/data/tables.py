@@ -7,11 +7,11 @@ Means and categories are those of the training rows of all members.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -87,11 +87,7 @@ def table(
         decimal: point or comma, in numbers of a CSV file; by default found out from the numbers, and refused
             if they can be read in two ways. If it is given, the other mark may separate thousands.
     """
-    _check_options(
-        target=target, kind=kind, features=features, group=group, test=test, test_fraction=test_fraction,
-        split_seed=split_seed, categories=categories, missing=missing, standardise=standardise,
-        separator=separator, decimal=decimal,
-    )  # fmt: skip
+    _check_ranges(test_fraction, split_seed, separator, decimal)
     files = [_read(path, separator, target)]
     if test and test not in files[0].cells and Path(test).suffix in (".csv", ".parquet"):
         if Path(test).resolve() == path.resolve():
@@ -172,40 +168,15 @@ def _groups(path: Path, column: str, values: Sequence[str], train: Mask) -> npt.
     return groups
 
 
-def _one_of(*allowed: str) -> tuple[str, Callable[[Any], bool]]:
-    return " or ".join(allowed), lambda value: value in allowed
-
-
-def _are_columns(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
-
-
-_TEXT = "a text", lambda value: isinstance(value, str)
-_OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "target": _TEXT,
-    "group": _TEXT,
-    "test": _TEXT,
-    "kind": _one_of(*get_args(Kind)),
-    "missing": _one_of(*get_args(Missing)),
-    "features": ("a list of columns", _are_columns),
-    "categories": (
-        "refuse or one-hot or a list of columns",
-        lambda value: value in get_args(Categories) or _are_columns(value),
-    ),
-    "test_fraction": ("a number between 0 and 1", lambda x: type(x) in (int, float) and 0 < x < 1),
-    "split_seed": ("a whole number, 0 or more", lambda value: type(value) is int and value >= 0),
-    "standardise": ("true or false", lambda value: isinstance(value, bool)),
-    "separator": ("a comma, semicolon, tab or bar", lambda value: value in ("", *SEPARATORS)),
-    "decimal": ("a point or a comma", lambda value: value in ("", *MARKS)),
-}
-"""What each option must be, in words and as a check."""
-
-
-def _check_options(**options: Any) -> None:
-    for entry, (expected, fits) in _OPTIONS.items():
-        if not fits(options[entry]):
-            got = f"expected {expected}, got {options[entry]!r:.100}"
-            raise DataError.at("data.options", got, entry=entry)
+def _check_ranges(test_fraction: float, split_seed: int, separator: str, decimal: str) -> None:
+    for entry, expected, right, got in (
+        ("test_fraction", "a number between 0 and 1", 0 < test_fraction < 1, test_fraction),
+        ("split_seed", "0 or more", split_seed >= 0, split_seed),
+        ("separator", "a comma, semicolon, tab or bar", separator in ("", *SEPARATORS), separator),
+        ("decimal", "a point or a comma", decimal in ("", *MARKS), decimal),
+    ):
+        if not right:
+            raise DataError.at("data.options", f"expected {expected}, got {got!r:.100}", entry=entry)
 
 
 @dataclass

@@ -25,7 +25,7 @@ from fedmerit.errors import SettlementError, StoreError
 from fedmerit.identity import Member, Roster, new_key, read_roster, write_roster
 from fedmerit.ledger.chain import LEDGER, Ledger
 from fedmerit.ledger.kinds import recorded_roster
-from fedmerit.ledger.run import Run, opening_of
+from fedmerit.ledger.run import opening_of
 from fedmerit.protocol.clearing import Clearing
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.member import Participant
@@ -44,7 +44,7 @@ from fedmerit.storage.run_folder import (
     read_checkpoint,
     write,
 )
-from fedmerit.verify import verified
+from fedmerit.verify import verified_run
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord
@@ -105,14 +105,6 @@ def _used(path: Path) -> StoreError:
         f"model in this one, start with fedmerit.flower.last_model({str(path)!r}, initial_arrays)"
         + (f"; {SETTLE}" if to_settle else "")
     )
-
-
-def sound(path: Path) -> Run:
-    """Return the run in a folder; raise LedgerError if it does not verify, or its score files differ."""
-    run, differs = verified(path, [])
-    if differs is not None:
-        raise differs
-    return run
 
 
 def last_model(folder: str | Path, like: ArrayRecord) -> ArrayRecord:
@@ -299,7 +291,7 @@ def add(path: Path, file: Path, key: Path | None = None) -> Settled:
         if member not in clearing.coordinator.config.clients:
             raise errors.FileFormatError(f"{file}: {member!r:.60} is not a member of the run in {path}")
         settled = clearing.late(member, *answers)
-    renew(path, sound(path))
+    renew(path, verified_run(path))
     return settled
 
 
@@ -322,7 +314,7 @@ def close(
     ends = {name: end for name, answers in files for kind, _, end in answers if kind == "settle"}
     with _opened(path, key) as clearing:
         settled = clearing.close(time.time() if now is None else now, ends)
-    renew(path, sound(path))
+    renew(path, verified_run(path))
     return settled
 
 
@@ -339,7 +331,7 @@ class _Nobody:
 @contextmanager
 def _opened(path: Path, key: Path | None) -> Iterator[Clearing]:
     """Open the settlement of a run that verifies, to sign with the server's key."""
-    run, config = sound(path), of_folder(path)
+    run, config = verified_run(path), of_folder(path)
     with Folder(path, config, resume=True) as folder:
         recorder = resumed(run, folder, config, recorded_roster(run.first, config), key)
         nothing: Any = None  # neither the pool nor the gradient is needed any more

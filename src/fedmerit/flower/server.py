@@ -35,7 +35,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from fedmerit.config import SECTIONS, Config, as_toml, check_schedule, from_dict, of_folder, parse, text_in
 from fedmerit.errors import ConfigError, DataError, SettlementError, StoreError
 from fedmerit.flower.codec import Shape, log_inside_flower
-from fedmerit.flower.folders import SETTLE, Notes, make_free, sound
+from fedmerit.flower.folders import SETTLE, Notes, make_free
 from fedmerit.flower.grid import SecureGrid
 from fedmerit.flower.measures import Gradient, Value, check_slope, definition, evaluator, slope_of
 from fedmerit.identity import PREFIX, Roster, load_key, new_key, public_key, read_roster
@@ -60,6 +60,7 @@ from fedmerit.storage.run_folder import (
     keep_pool_key,
     stored_pool_key,
 )
+from fedmerit.verify import verified_run
 
 log = logging.getLogger("fedmerit")
 NEW_KEY = "make a key (fedmerit keys new --server server.pem)"
@@ -276,7 +277,7 @@ class Contributions:
         path = self.folder.resolve()
         if not (path / LEDGER).is_file():
             raise StoreError(f"{path}: expected the folder of a run to settle, found no {LEDGER}")
-        run = sound(path)
+        run = verified_run(path)
         config, first = of_folder(path), run.first
         if not config.settles or self.gradient is None:
             raise ConfigError(

@@ -46,7 +46,7 @@ from fedmerit.scoring.sampling import as_error
 from fedmerit.simulation.analysis import Analysis, PlainRound, Truth
 from fedmerit.simulation.direction import PathGradients
 from fedmerit.simulation.setup import Federation, LocalTraining, continued, prepare, read, resolve, schedule
-from fedmerit.storage.recorder import Beside, LedgerRecorder
+from fedmerit.storage.recorder import LedgerRecorder
 from fedmerit.storage.run_folder import (
     ARCHIVE,
     Folder,
@@ -506,12 +506,12 @@ class Rehearsal:
         total = self.config.training.rounds
         self.watch(Progress("round", number, total, done=number, total=total, text=self._summary()))
 
-    def _beside(self, closed: Round, outcome: Outcome | None) -> Beside:
+    def _beside(self, closed: Round, outcome: Outcome | None) -> tuple[str, Mapping[str, Any] | None]:
         """Return what only a rehearsal records of a round: members' memory, analyses."""
         analysis = self.transport.analysed(outcome) if outcome is not None else {}
         self.transport.end_round()
         kept = self.folder.save_checkpoint("members", closed.number, self.transport.dump())
-        return Beside({"members_checkpoint": kept}, analysis or None)
+        return kept, analysis or None
 
     def _weights(self) -> Weights | None:
         """Return the function for weights from scores, which only a rehearsal has; None for other weights."""

@@ -50,12 +50,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
-@dataclass(frozen=True)
-class Beside:
-    """What a rehearsal adds to the records of a round: fields of the closing record, and an analysis."""
-
-    fields: Mapping[str, Any]
-    analysis: Mapping[str, Any] | None = None
+Beside = Callable[[Round, Outcome | None], tuple[str, Mapping[str, Any] | None]]
+"""What a rehearsal adds to a round: the hash of its members' checkpoint, and an analysis."""
 
 
 @dataclass(eq=False)
@@ -73,7 +69,7 @@ class LedgerRecorder:
     data: str | None = None  # fingerprint of a rehearsal's training data
     constant: float | None = None  # of a rehearsal: the utility of always answering the mean of y
     rounds: list[Round] = field(default_factory=list)  # closed so far
-    beside: Callable[[Round, Outcome | None], Beside] | None = None  # of a rehearsal
+    beside: Beside | None = None  # of a rehearsal
     truth: Callable[[Sequence[int]], Mapping[str, Any]] | None = None  # by rounds with a sum
     resumed: Run | None = None  # the run that is being continued
     _masked: int = 0  # the last round with a record of its masked inputs
@@ -221,13 +217,13 @@ class LedgerRecorder:
                 evaluated, measured = "members", medians(closed.reports.values())
             for name, values in (utilities or {}).items():
                 measured[name] = {key: exact(value) for key, value in values.items()}
-        beside = Beside({}) if self.beside is None else self.beside(closed, outcome)
+        kept, analysis = ("", None) if self.beside is None else self.beside(closed, outcome)
         closed.body = {
             **closing(closed, model, outcome),
             "utilities": measured,
             "evaluated": evaluated,
             "checkpoint": self.folder.save_checkpoint("model", number, {"model": model}),
-            **beside.fields,
+            **({"members_checkpoint": kept} if kept else {}),
         }
         if self._masked != number:  # it was aborted before the masked inputs were recorded
             self._pending.append(("masked", {"round": number, "inputs": {}}))
@@ -238,8 +234,8 @@ class LedgerRecorder:
                 self._write(SERVER, "outcome", {"round": number, **outcome.bound_to})
             for report in closed.reports.values():
                 self._write(report.client, "report", report.body(self.run), report.signature)
-            if beside.analysis is not None:
-                self._write(SERVER, "analysis", {"round": number, **beside.analysis})
+            if analysis is not None:
+                self._write(SERVER, "analysis", {"round": number, **analysis})
             self._write(SERVER, "round", closed.body)
             for kind, body in after_round([*self.rounds, closed], self.config):
                 self._write(SERVER, kind, body)
