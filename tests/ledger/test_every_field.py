@@ -28,7 +28,7 @@ THREATS = Path(__file__).parents[2] / "docs" / "threats.md"
 RUNS = {  # of which records: what they have in common is tried in one or two of them
     "masked": ("run", "pool", "report", "round", "approval"),
     "grouped": ("totals", "score", "decision", "payout"),
-    "sampled": ("schedule",),
+    "sampled": ("schedule", "run"),
     "flower": None,
     "aborted": ("round",),
     "unmasked": ("analysis",),

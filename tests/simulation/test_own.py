@@ -490,3 +490,23 @@ def test_the_retrained_comparison_includes_the_score_that_pays(tmp_path):
     near = {(utility, kind): found for utility, kind, found in facts_of(tmp_path / "run").near_truth("SV")}
     assert near["rmse-skill:350", "SV"]["PHI"] is not None
     assert "ALPHA" in near["rmse-skill:350", "SV"]
+
+
+def test_a_run_on_numbers_whose_test_pool_is_drawn_at_random_verifies(tmp_path):
+    """Its pool is not balanced, although the config asks for a number of test samples."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(240, 4)).astype(np.float32)
+    arrays = {"x_train": x[:180], "x_test": x[180:], "y_train": x[:180].sum(1), "y_test": x[180:].sum(1)}
+    np.savez(tmp_path / "numbers.npz", **arrays)
+    config = from_dict({
+        "data": {"name": "npz", "path": str(tmp_path / "numbers.npz"), "test_size": 60},
+        "model": {"name": "mlp"},
+        "partition": {"clients": 3, "scheme": "iid"},
+        "training": {"rounds": 1, "local_epochs": 1, "loss": "mse"},
+        "scoring": {"method": "reports", "utilities": ["rmse-skill:9"]},
+        "secure_aggregation": {"enabled": False},
+    })  # fmt: skip
+    run(config, tmp_path / "run")
+    source = read_source(tmp_path / "run")
+    assert source.run.pool["balanced"] == 0
+    assert source.run.first.mean_answer == pytest.approx(1 - np.mean(arrays["y_test"] ** 2) / 81, abs=0.01)

@@ -1,5 +1,7 @@
 """Small finished runs of every kind, with everybody's keys in their folders, so that tests can sign anew."""
 
+import numpy as np
+
 from command_line import call
 from fedmerit.config import from_dict
 from fedmerit.simulation.run import run
@@ -58,12 +60,19 @@ def grouped(home):
 
 
 def sampled(home):
-    """Five of six members per round, weights from scores."""
+    """Five of six members per round, weights from scores; y is a real number."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(240, 4)).astype(np.float32)
+    y = 5 + x.sum(1) + rng.normal(0, 0.3, 240)
+    home.mkdir(exist_ok=True)
+    np.savez(home / "numbers.npz", x_train=x[:180], y_train=y[:180], x_test=x[180:], y_test=y[180:])
     _rehearsed(
         home / "sampled",
+        data={"name": "npz", "path": str(home / "numbers.npz")},
         partition=_sizes(6),
-        training={"rounds": 3, "weights": "scores"},
+        training={"rounds": 3, "weights": "scores", "loss": "mse"},
         participation={"fraction": 0.84},
+        scoring={"utilities": ["rmse-skill:9", "mae-skill:9"]},
     )
 
 

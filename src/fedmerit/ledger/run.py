@@ -31,6 +31,7 @@ from fedmerit.notes import Note, words
 from fedmerit.protocol.outcome import Round
 from fedmerit.protocol.pool import parts_of
 from fedmerit.protocol.terms import EMBEDDED, REHEARSALS, roster_in
+from fedmerit.scoring.sampling import scale_of
 
 # --------------------------------------------------------------------------------------------- what it gives
 
@@ -325,8 +326,10 @@ def _check_first(first: kinds.First, config: Config) -> None:
         raise LedgerError("its keys are not those of the server and the members")
     if first.data is None and first.engine == EMBEDDED:
         raise LedgerError("data: expected a fingerprint of the training data")
-    if first.mean_answer is not None and not math.isfinite(first.mean_answer):
-        raise LedgerError(f"constant: expected a finite number, got {first.mean_answer}")
+    measures_numbers = first.engine == EMBEDDED and scale_of(config.scoring.utilities[0]) is not None
+    if measures_numbers != (first.mean_answer is not None and math.isfinite(first.mean_answer)):
+        needed = "a finite number" if measures_numbers else "no such field"
+        raise LedgerError(f"constant: expected {needed}, got {first.mean_answer}")
     if first.engine == EMBEDDED:
         expected = (roster_in(config, first.public).hash.hex(), False, "server")
         if tuple(first.terms[key] for key in ("roster", "optimiser", "evaluates")) != expected:
@@ -350,7 +353,7 @@ def _check_pool(pool: kinds.PoolBody, first: kinds.First, config: Config) -> Non
         )
     if first.engine != EMBEDDED:
         return  # the server brought its own test set
-    if data.test_size not in (0, size) or bool(pool.balanced) != bool(data.test_size):
+    if data.test_size not in (0, size) or bool(pool.balanced) != bool(data.test_size and pool.classes):
         raise LedgerError(f"holds {size} test samples, but the config asks for {data.test_size or 'all'}")
     reveal, rounds = data.test_reveal, config.training.rounds
     if (slices, settled or 0) != parts_of(size, method=method, reveal=reveal, rounds=rounds):
