@@ -256,6 +256,7 @@ def calculator(text):
 def test_the_page_divides_as_the_decision_did(folder, terms):
     made, _ = record_decision(folder, Terms("1000.00", **{"utility": "expected-accuracy", **terms}))
     paid = {name: [f"{amount:,.2f}", f"{made.shares[name]:.2%}"] for name, amount in made.paid.items()}
+    paid["unpaid"] = [f"{made.paid.unpaid:,.2f}", f"{made.shares.unpaid:.2%}"]
     assert calculator(page(folder)) == paid
     assert "gives the same amounts under the terms of the decision" in said_of(folder)
 
