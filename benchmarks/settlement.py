@@ -1,14 +1,16 @@
 """What does a settlement cost: at a member, in a round, and after the last one, beside two evaluations each?
 
 The CIFAR-10 CNN of 4.3 million parameters, on images of its shape that a network can learn (a class is a
-brightness; time does not depend on them). One process. Four questions:
+brightness; time does not depend on them). One process. Five questions:
 
 1. statements: 9 members' integer products in 10 rounds, the memory that one takes, the bytes of a statement;
 2. rounds: with and without archive and members' files, alternating in one run without masks. The members of
    this run hardly train; what is kept does not depend on that, so its share of a round with CIFAR-10's 50,000
    images and 5 epochs is extrapolated from the seconds that an image takes, and said to be;
 3. a direction: gradients by 16 blocks at 3 points of the path, and one evaluation of the same images;
-4. the settlement of a run, all members, beside the two evaluations per member and round that reports need.
+4. the settlement of a run, all members, beside the two evaluations per member and round that reports need;
+5. witnesses: what one member of 9 computes in one round for its table and as a witness, what the server does
+   for one member, and the bytes of what they sign (``--witnesses`` measures nothing else).
 
     python benchmarks/settlement.py [--device cpu] [--test 2000] [--members 9 18] [--out benchmarks/results]
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 import tracemalloc
@@ -30,8 +33,14 @@ from machine import machine
 
 from fedmerit.config import Config, from_dict
 from fedmerit.identity import canonical
-from fedmerit.protocol.direction import blocks_of, product
-from fedmerit.protocol.settlement import Statement
+from fedmerit.protocol.direction import Along, blocks_of, product
+from fedmerit.protocol.settlement import Statement, table_body
+from fedmerit.protocol.witness import handed_body, sighting_body
+from fedmerit.secagg import masks
+from fedmerit.secagg.naming import MaskTable, mask_products
+from fedmerit.secagg.naming import product as masked_product
+from fedmerit.secagg.quantise import Encoding
+from fedmerit.secagg.witness import Handed, Sighting
 from fedmerit.simulation.direction import PathGradients
 from fedmerit.simulation.run import Rehearsal
 from fedmerit.simulation.setup import prepare
@@ -102,6 +111,43 @@ def statements() -> dict[str, float]:
         "bytes_beside_the_vectors": peak,
         "bytes_of_a_vector": own[0].nbytes,
         "bytes_of_a_statement": len(canonical(said.body("0" * 32))) + 64,
+    }
+
+
+def witnesses() -> dict[str, Any]:
+    """Seconds and bytes of one member in one round, beside its statement."""
+    rng = np.random.default_rng(0)
+    g = rng.integers(-(2**20), 2**20, PARAMETERS).astype(np.int32)
+    words = rng.integers(0, 2**32, PARAMETERS, np.uint32)
+    encoding = Encoding(PARAMETERS, MEMBERS, 1.0, word_bytes=8)
+    names = [f"client-{place}" for place in range(MEMBERS)]
+    keys = {name: bytes([place]) * 32 for place, name in enumerate(names)}
+    peers, seen = names[1:], (MEMBERS - 1) // 2
+
+    def table() -> None:
+        masks.payload_of(words, encoding, [(key, 1) for key in keys.values()])
+        mask_products({name: keys[name] for name in peers}, g)
+
+    masked = bytes(masks.payload_of(words, encoding, []))
+    said = MaskTable(names[0], dict.fromkeys(peers, 2**63))
+    pairs = {(names[1], peer): 2**63 for peer in names[2 : 2 + seen]}
+    where = ("0" * 32, "0" * 64, "0" * 64, 1)
+    bodies = {
+        "table": table_body(*where[:2], Along(1, None, "0" * 64, 1e-9, 2**60), said),
+        "sealed": handed_body(*where, Handed(dict.fromkeys(peers, bytes(48)), {})),
+        "witness": sighting_body(*where, Sighting(pairs, {}, {})),
+    }
+    return {
+        "members": MEMBERS,
+        "parameters": PARAMETERS,
+        "load": os.getloadavg()[0],
+        "table_seconds": min(clocked(table) for _ in range(3)),
+        "witness_seconds": min(
+            clocked(lambda: mask_products(dict.fromkeys(pairs, keys[names[1]]), g)) for _ in range(3)
+        ),
+        "server_seconds": min(clocked(lambda: masked_product(masked, g)) for _ in range(3)),
+        "bytes": {name: len(canonical(body)) + 64 for name, body in bodies.items()},
+        "archived_bytes": len(masked),
     }
 
 
@@ -191,7 +237,13 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=0, help="test images; 2,000 on a CPU, 10,000 on a GPU")
     parser.add_argument("--members", type=int, nargs="*", default=[9, 18])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--witnesses", action="store_true", help="measure witnesses only")
     options = parser.parse_args()
+    if options.witnesses:
+        found = {"machine": machine(), "witnesses": witnesses()}
+        (options.out / "witnesses.json").write_text(json.dumps(found, indent=1) + "\n")
+        print(json.dumps(found["witnesses"], indent=1))
+        return
     options.test = options.test or (2_000 if options.device == "cpu" else 10_000)
     result: dict[str, Any] = {"machine": machine(), "device": options.device, "statements": statements()}
     said = result["statements"]

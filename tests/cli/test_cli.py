@@ -551,7 +551,9 @@ def test_the_demo_replaces_its_own_run_and_nobody_elses(fedmerit, run_folder, tm
         told = [line for line in out.splitlines() if line.startswith("settlement: ")]
         assert told == [
             "settlement: 1 of 1 equations hold",
+            "settlement: 15 of 15 pairs of members are witnessed",
             "settlement: 0 of 1 equations hold",
+            "settlement: 15 of 15 pairs of members are witnessed",
             "settlement: in round 1 Elm stated a false number (proved by the masks of that round)",
         ]
     assert is_demo(tmp_path / "demo-liar")

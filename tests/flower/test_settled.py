@@ -13,7 +13,19 @@ from flwr.app import Array, ArrayRecord
 
 import fedmerit.flower
 from command_line import call
-from federation_in import NAMES, NODES, bodies_of, client, grid_of, make_keys, records_of, run, server, task
+from federation_in import (
+    NAMES,
+    NODES,
+    bodies_of,
+    client,
+    grid_of,
+    make_keys,
+    node_config,
+    records_of,
+    run,
+    server,
+    task,
+)
 from fedmerit.errors import (
     ConfigError,
     DataError,
@@ -30,6 +42,7 @@ from fedmerit.protocol.messages import pack
 from fedmerit.protocol.pool import order_of
 from fedmerit.storage.run_folder import FolderArchive
 from fedmerit.verify import verify_folder
+from inprocess import InProcess
 from lies import at, dies, exchange_of
 from refusals import refused
 from wire import unpack
@@ -151,13 +164,13 @@ def awaited(lines):
 
 def changed(home, change, member=VICTIM, key=None):
     """Hand in a changed statement, perhaps another member's, perhaps signed anew; return what is said."""
-    text, signature = unpack(
+    text, signature, tables = unpack(
         base64.b64decode(json.loads((home / "statement.json").read_text())["answers"][0][2])
     )
     body = json.loads(text)
     change(body)
     signature = key.sign(content(member, "statement", body)) if key else signature
-    answer = base64.b64encode(pack([canonical(body), signature])).decode()
+    answer = base64.b64encode(pack([canonical(body), signature, tables])).decode()
     found = {"format": "fedmerit answers 1", "member": member, "answers": [["state", 2, answer]]}
     (home / "statement.json").write_text(json.dumps(found))
     return adding(home)[1]
@@ -509,3 +522,36 @@ def test_a_run_between_machines_is_not_settled_in_a_simulation(died):
     grid = type("InMemoryGrid", (), {})()
     with refused(ConfigError):
         run(died, grid, **AGAIN)
+
+
+# --------------------------------------------------------------------------------------------- witnesses
+
+
+FIVE = {f"client-{i}": 100 + i for i in range(5)}
+
+
+def five_of(home):
+    """A federation of five, enough for witnesses."""
+    make_keys(home, tuple(FIVE))
+    configs = {node: node_config(home, name) for name, node in FIVE.items()}
+    configs[FIVE["client-4"]]["name"] = "client-0"  # whose data it trains on
+    return InProcess(dict.fromkeys(configs, client.app), configs)
+
+
+def test_all_pairs_of_five_members_are_witnessed(tmp_path):
+    run(tmp_path, five_of(tmp_path), **SETTLED)
+    lines = list(verify_folder(tmp_path / "run", archive=tmp_path / "run" / "archive"))
+    assert {TWO_HOLD, "settlement: 20 of 20 pairs of members are witnessed"} <= {*lines}
+
+
+def test_a_witness_that_died_answers_by_hand(tmp_path):
+    grid = five_of(tmp_path)
+    at(grid, "witness", None, lambda message: grid.dead.add(FIVE[VICTIM]), who=FIVE[VICTIM])
+    run(tmp_path, grid, **SETTLED, join=0.3)
+    (last,) = bodies_of(tmp_path / "run", "settled")
+    assert (last["silent"], last["final"], last["witnessed"]) == ([VICTIM], False, [16, 20])
+    for said in (stating(tmp_path), adding(tmp_path)):
+        assert said[0] == 0, said
+    last = bodies_of(tmp_path / "run", "settled")[-1]
+    assert (last["silent"], last["final"], last["witnessed"]) == ([], True, [20, 20])
+    assert "settlement: 20 of 20 pairs of members are witnessed" in verified(tmp_path)

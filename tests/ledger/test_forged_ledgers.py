@@ -279,7 +279,7 @@ def test_a_verdict_where_the_equation_holds_is_refused(verified, named):
         rows.insert(at(rows, "statement", -1) + 1, [SERVER, "verdict", body, b""])
         rows[at(rows, "settled")][2]["named"] = [*named]
 
-    found_wrong("another number than it stated|whose equation does not fail", verified, "honest", edit)
+    found_wrong("another number than it stated|countersigns something else", verified, "honest", edit)
 
 
 def verdict_for_a_friend(body):

@@ -55,7 +55,7 @@ BY_KEY = {
         for code in ("changes", "renormalised", "unchecked", "chance", "mean")
         for part in ("title", "text", "short")
     },
-    "lie": {"stated", "part", "pair", "masked", "range", "sum"},
+    "lie": {"stated", "part", "pair", "range", "sum"},
     "rule": {*get_args(Rule)},
     "signed-col": {*SIGNED},
     "glance": {

@@ -25,7 +25,7 @@ from fedmerit.secagg.naming import (
     product,
     signed,
 )
-from fedmerit.secagg.quantise import BLOCK
+from fedmerit.secagg.quantise import BLOCK, direction_hash
 from parties import A, B, C, D, Parties, adds, commits_falsely, heads_in
 from refusals import refused
 
@@ -53,7 +53,7 @@ class Case:
             self.direction[self.parties.length :] = 0
         for name in self.included:
             payload = self.parties.payload(name)
-            self.tables[name] = self.parties.clients[name].project(self.direction, payload)
+            self.tables[name] = table_of(self.parties.clients[name], self.direction)
             self.products[name] = product(payload, self.direction)
             self.stated[name] = self.true(name)
         self.evidence = msgpack.decode(server.proof, type=Evidence)
@@ -63,16 +63,16 @@ class Case:
         """The product of the integers that a member should have put into the sum."""
         return exact(self.parties.words(name), self.direction)
 
-    def verdict(self):
+    def verdict(self, witnessed=None):
         stated = {name: range(value, value + 1) for name, value in self.stated.items()}
         said = (self.tables, self.products, stated, self.total)
-        return judge(self.setting, self.task, self.direction, self.evidence, *said)
+        return judge(self.setting, self.task, self.direction, self.evidence, *said, witnessed)
 
-    def says(self, name, pairs=(), masked=0, stated=0):
+    def says(self, name, pairs=(), stated=0):
         """Let a member change numbers of its table and its statement by amounts."""
         table = self.tables[name]
         changed = {peer: (c + dict(pairs).get(peer, 0)) % RING for peer, c in table.pairs.items()}
-        self.tables[name] = MaskTable(name, changed, (table.masked + masked) % RING)
+        self.tables[name] = MaskTable(name, changed)
         self.stated[name] += stated
 
     def moves(self, name, peer, amount):
@@ -92,6 +92,13 @@ class Case:
                         continue
                     self.evidence = self.evidence.with_opened(self.setting, name, peer, key)
         return self.verdict()
+
+
+def table_of(client, direction, purpose=""):
+    """What a member says of its masks, whatever it masked with them."""
+    binding = client.task.binding(client.setting)
+    keys = {peer: masks.stream_key(client._pair_key(peer), binding) for peer in client._state.pairs}
+    return client.tell(direction_hash(direction), mask_products(keys, direction), purpose)
 
 
 def exact(words, direction):
@@ -163,7 +170,7 @@ def test_words_of_four_bytes_can_be_sent_again_and_name_nobody():
     assert parties.payload(A) == again
     direction = np.ones(parties.length, np.int32)
     with refused(RefusedError, stage="naming", member=A):
-        parties.clients[A].project(direction, again)
+        parties.clients[A].products(direction, parties.vectors[A])
     with pytest.raises(RefusedError, match="only words of 8 bytes"):
         judge(parties.setting, parties.task, direction, None, {}, {}, {}, 0)
 
@@ -171,12 +178,12 @@ def test_words_of_four_bytes_can_be_sent_again_and_name_nobody():
 def test_who_has_masked_nothing_says_nothing_and_who_has_told_no_products_opens_nothing():
     parties = Parties(4, word_bytes=8)
     client, direction = parties.clients[A], np.ones(parties.length, np.int32)
-    tables = MaskTable(A, {}, 0), MaskTable(B, {A: 1}, 0)
+    tables = MaskTable(A, {}), MaskTable(B, {A: 1})
     for until in ("advertise", "masked"):
         parties.play(until=until)
         for call, error in (
             (lambda: client.masked_again(parties.vectors[A]), BindingError),
-            (lambda: client.project(direction, b""), BindingError),
+            (lambda: client.products(direction, parties.vectors[A]), BindingError),
             (lambda: client.open_pair(B, *tables), RefusedError),
         ):
             with refused(error, stage="naming", member=A):
@@ -189,10 +196,9 @@ def test_who_has_masked_nothing_says_nothing_and_who_has_told_no_products_opens_
 def test_a_member_answers_one_direction_and_none_that_tells_its_weight():
     parties = Parties(4, word_bytes=8, weights=[3, 1, 2, 7]).play()
     client, words = parties.clients[A], parties.encoding.words
-    payload = client.masked_again(parties.vectors[A])
-    direction = np.ones(words, np.int32)
+    direction, own = np.ones(words, np.int32), parties.vectors[A]
     with pytest.raises(RefusedError, match="secret weight"):
-        client.project(direction, payload)
+        client.products(direction, own)
     direction[-1] = 0
     for bad in (
         direction[:-1],
@@ -201,14 +207,26 @@ def test_a_member_answers_one_direction_and_none_that_tells_its_weight():
         direction.reshape(1, -1),
     ):
         with pytest.raises(BindingError, match="expected a direction"):
-            client.project(bad, payload)
+            client.products(bad, own)
     with pytest.raises(BindingError, match="not the words that it sent"):
-        client.project(direction, bytes(payload)[:-1] + b"\0\0")
-    table = client.project(direction, payload)
+        client.products(direction, 0.5 * own)
+    products, integers = client.products(direction, own)
+    assert (
+        product(parties.payload(A), direction)
+        == (
+            exact(integers, direction)
+            + mask_products(
+                {A: masks.self_key(client._state.seed, A, client.task.binding(client.setting))}, direction
+            )[A]
+            + sum(masks.sign_of(parties.setting, A, peer) * value for peer, value in products.items())
+        )
+        % RING
+    )
+    table = client.tell(direction_hash(direction), products)
     client = Client.restore(client.dump(), parties.identity[A])
     with refused(RefusedError, stage="naming", member=A):
-        client.project(2 * direction, payload)
-    assert client.project(direction, payload) == table
+        client.tell(direction_hash(2 * direction), products)
+    assert client.tell(direction_hash(direction), products) == table
 
 
 # ------------------------------------------------------------------------------------------------- liars
@@ -291,16 +309,39 @@ def test_two_who_put_words_beyond_32_bits_into_the_sum_gain_nothing():
     assert sum(case.stated.values()) == case.total
 
 
-def test_a_false_product_of_ones_own_words_is_named():
+def test_without_a_statement_a_table_proves_nothing():
     case = summed()
-    case.says(B, masked=4, stated=4)
-    verdict = case.verdict()
-    assert verdict.named == {B: "masked"}
-    assert verdict.values == {name: case.true(name) for name in case.included}
-    del case.products[B]  # without the words it is nobody's proof
+    case.says(B, pairs={D: 4}, stated=4)
+    del case.products[B]
     verdict = case.verdict()
     assert not verdict.named
     assert verdict.unproved == (B,)
+
+
+def test_what_a_witness_signed_stands_in_for_a_missing_table_and_proves_nobody_false():
+    case = summed()
+    pair = masks.in_order(case.setting, B, D)
+    true, missing = case.tables[B].pairs[D], case.tables.pop(D)
+    del case.products[D]
+    assert case.verdict().values[B] is None
+    signed_by_all = {masks.in_order(case.setting, D, peer): missing.pairs[peer] for peer in missing.pairs}
+    verdict = case.verdict(signed_by_all)
+    assert {name: verdict.values[name] for name in (A, B, C, E)} == {
+        name: case.true(name) for name in (A, B, C, E)
+    }
+    assert verdict.unproved == (D,)
+    verdict = case.verdict({**signed_by_all, pair: (true + 1) % RING})  # another number than B's
+    assert verdict.values[B] is None
+    assert not verdict.named
+
+
+def test_what_both_ends_say_proves_nothing_where_a_witness_was_given_no_key():
+    case = summed()
+    for name, peer in ((B, D), (D, B)):
+        case.says(name, pairs={peer: 9}, stated=case.moves(name, peer, 9))
+    verdict = case.verdict({masks.in_order(case.setting, B, D): None})
+    assert (verdict.named, verdict.disputed) == ({}, ())
+    assert {name for name, value in verdict.values.items() if value is None} == {B, D}
 
 
 def test_who_used_another_mask_than_it_committed_to_is_named_and_its_value_is_what_it_put_in():
@@ -353,7 +394,7 @@ def test_silence_is_missing_and_never_blame():
 @pytest.mark.parametrize("change", ["fewer", "more", "number", "text", "member"])
 def test_a_table_that_is_not_whole_counts_as_none(change):
     case = summed()
-    pairs, masked, member = dict(case.tables[B].pairs), case.tables[B].masked, B
+    pairs, member = dict(case.tables[B].pairs), B
     if change == "fewer":
         del pairs[C]
     elif change == "more":
@@ -364,7 +405,7 @@ def test_a_table_that_is_not_whole_counts_as_none(change):
         pairs[C] = "1"
     else:
         member = D
-    case.tables[B] = MaskTable(member, pairs, masked)
+    case.tables[B] = MaskTable(member, pairs)
     verdict = case.verdict()
     assert verdict.unproved == (B,)
     assert not verdict.named
@@ -388,14 +429,14 @@ def test_products_beyond_64_bits_name_nobody():
 def test_a_pair_is_opened_only_against_another_number_and_only_within_the_sum():
     case = summed(6, lost=[("masked", F)], threshold=4)
     client, ours, theirs = case.parties.clients[A], case.tables[A], case.tables[B]
-    wrong = MaskTable(B, {**theirs.pairs, A: (theirs.pairs[A] + 1) % RING}, theirs.masked)
-    lost = MaskTable(F, {A: (ours.pairs[F] + 1) % RING}, 0)
-    own = MaskTable(A, {**ours.pairs, B: (ours.pairs[B] + 1) % RING}, ours.masked)
+    wrong = MaskTable(B, {**theirs.pairs, A: (theirs.pairs[A] + 1) % RING})
+    lost = MaskTable(F, {A: (ours.pairs[F] + 1) % RING})
+    own = MaskTable(A, {**ours.pairs, B: (ours.pairs[B] + 1) % RING})
     for attempt in (
         (B, ours, theirs),  # it signed no other product
-        (B, ours, MaskTable(B, {}, 0)),
-        (B, ours, MaskTable(B, {A: ours.pairs[B] + RING}, 0)),
-        (B, ours, MaskTable(B, {A: "1"}, 0)),
+        (B, ours, MaskTable(B, {})),
+        (B, ours, MaskTable(B, {A: ours.pairs[B] + RING})),
+        (B, ours, MaskTable(B, {A: "1"})),
         (C, ours, wrong),  # no mask with it in the sum
         (F, ours, lost),
         (A, ours, ours),
@@ -418,7 +459,7 @@ def test_two_masks_with_members_of_the_sum_stay_shut_also_after_restarts(n):
     done = 0
     for peer in case.included[1:]:
         client = Client.restore(client.dump(), case.parties.identity[A])
-        wrong = MaskTable(peer, {A: (ours.pairs[peer] + 1) % RING}, 0)
+        wrong = MaskTable(peer, {A: (ours.pairs[peer] + 1) % RING})
         if done < n - 3:
             client.open_pair(peer, ours, wrong)
             done += 1
@@ -432,7 +473,7 @@ def test_pairs_without_a_mask_do_not_count_as_shut():
     parties = commits_falsely(Parties(5, word_bytes=8), {B: [A]}).play()
     case = Case(parties)
     client, ours = parties.clients[A], case.tables[A]
-    wrong = [MaskTable(peer, {A: (ours.pairs[peer] + 1) % RING}, 0) for peer in (C, D)]
+    wrong = [MaskTable(peer, {A: (ours.pairs[peer] + 1) % RING}) for peer in (C, D)]
     client.open_pair(C, ours, wrong[0])
     with pytest.raises(RefusedError, match="1 masks"):
         client.open_pair(D, ours, wrong[1])
@@ -553,7 +594,6 @@ def stories(draw):
             "pairs": {peer: draw(AMOUNTS) for peer in draw(st.just([]) | chosen)},
             "fits": draw(st.booleans()),
             "agrees": draw(st.booleans()),
-            "masked": draw(st.just(0) | AMOUNTS),
             "stated": draw(st.just(0) | AMOUNTS),
             "silent": draw(st.sampled_from(["", "", "", "table", "words", "all"])),
         }
@@ -579,7 +619,7 @@ def test_nobody_honest_is_ever_named_and_a_failed_equation_names_somebody(story)
         put[name] += sum(amount * int(case.direction[at]) for at, amount in lie["words"].items())
         pairs = {peer: amount for peer, amount in lie["pairs"].items() if peer in case.tables[name].pairs}
         moved = sum(case.moves(name, peer, amount) for peer, amount in pairs.items()) if lie["fits"] else 0
-        case.says(name, pairs=pairs, masked=lie["masked"], stated=moved + lie["stated"])
+        case.says(name, pairs=pairs, stated=moved + lie["stated"])
         for peer, amount in pairs.items():
             if lie["agrees"] and peer in lies:  # a friend tells the same number
                 case.says(peer, pairs={name: amount}, stated=case.moves(peer, name, amount))

@@ -156,16 +156,17 @@ def another_m0(federation, patch):
     patch.setattr(Clearing, "rounds", lambda self: map(moved, real(self)))
 
 
-def unasked(federation, patch):
-    """The server loses its question for masks, and shows an end that names the liar all the same."""
-    federation.reaches = lambda name, ask: (name, ask.exchange) != (FRIEND, "table")
-    end = {"final": True, "missing": [], "named": [LIAR], "closes": None}
-    ended(lambda body, shown: body.update(end), states(5), who=FRIEND)(federation, patch)
-
-
 def another_number(body):
     """What FRIEND states, in the place of one's own."""
     body["rounds"]["1"] = str(another_number.due[FRIEND])
+
+
+def retabled(federation, answer):
+    """The same statement, with tables that its author signed and that are not those it states."""
+    text, signature, tables = unpack(answer)
+    bodies = [json.loads(table) for table, _ in tables]
+    disputes(FRIEND)(bodies[0])
+    return pack([text, signature, unpack(federation.stated(LIAR, {}, bodies))[2]])
 
 
 def number_is(value):
@@ -176,17 +177,15 @@ def unsigned_number(value):
     def lie(answer):
         body = json.loads(unpack(answer)[0])
         body["rounds"]["1"] = value
-        return pack([json.dumps(body).encode(), b"s" * 64])
+        return pack([json.dumps(body).encode(), b"s" * 64, []])
 
     return lie
 
 
 def masks_off(which, more=5):
-    """As its false statement needs it, if it were one pair; or all; or the words it sent."""
+    """As its false statement needs it, if it were one pair; or all."""
 
     def change(body):
-        if which == "masked":
-            body["masked"] = str((int(body["masked"]) + more) % RING)
         for peer in sorted(body["pairs"])[: {"one": 1, "all": 9}.get(which, 0)]:
             sign = 1 if peer < LIAR else -1
             body["pairs"][peer] = str((int(body["pairs"][peer]) + more * sign) % RING)
@@ -257,7 +256,7 @@ MEMBERS_LIE = {
             ),
             {"liars": (LIAR,)},
         )
-        for which in ("one mask", "all masks", "masked")
+        for which in ("one mask", "all masks")
     },
     **{
         f"states more, a dealer lost at {stage}": Attack(states(1), NAMED, {"lost": ((FRIEND, 1, stage),)})
@@ -272,10 +271,10 @@ MEMBERS_LIE = {
         f"states bytes: {what}": Attack(answers("state", lambda answer, data=data: data), MISSING)
         for what, data in {
             "garbage": b"garbage",
-            "nested": pack([b"[" * 3000, b"s"]),
-            "json": pack([b"{", b"s"]),
-            "empty": pack([b"{}", b"s"]),
-            "number": pack([b"1", b"s"]),
+            "nested": pack([b"[" * 3000, b"s", []]),
+            "json": pack([b"{", b"s", []]),
+            "empty": pack([b"{}", b"s", []]),
+            "number": pack([b"1", b"s", []]),
             "large": bytes(10**6),
         }.items()
     },
@@ -288,19 +287,34 @@ MEMBERS_LIE = {
         for value in (1, 1.5, None, True)
     },
     "states unsigned": Attack(
-        answers("state", lambda answer: pack([unpack(answer)[0], bytes(64)])),
+        answers("state", lambda answer: pack([unpack(answer)[0], bytes(64), unpack(answer)[2]])),
         {**MISSING, "noted": "did not sign"},
     ),
     **{
         f"states parts of {part}": Attack(states(parts(*[part.hex()] * 16)), REFUSED)
         for part in (1.7e308, 1e149, float("inf"), float("nan"))
     },
-    "states more and shows no masks": Attack(
-        answers("table", nothing, first=states(2**40)), {"silent": {1: (LIAR,)}, "final": False}
+    **{
+        f"states more and answers no {exchange}": Attack(
+            answers(exchange, nothing, first=states(2**40)), NAMED
+        )
+        for exchange in ("seal", "pairs", "drawn")
+    },
+    **{
+        f"states more and answers no {exchange}": Attack(
+            answers(exchange, nothing, first=states(2**40)),
+            {"silent": {1: (LIAR,)}, "named": {1: {LIAR: "stated"}}, "final": False},
+        )
+        for exchange in ("draw", "witness")
+    },
+    "states more, and disputes a mask": Attack(
+        answers("pairs", nothing, FRIEND, answers("pairs", nothing, first=tables(disputes(FRIEND)))),
+        {"liars": (LIAR,), "final": True},
     ),
-    "states more, disputes, and nobody opens a key": Attack(
+    "states more, disputes among four, and nobody opens a key": Attack(
         answers("pairs", nothing, FRIEND, answers("pairs", nothing, first=tables(disputes(FRIEND)))),
         {"silent": {1: (LIAR, FRIEND)}, "final": False},
+        {"members": 4},
     ),
     "commits falsely to a mask": Attack(commits_falsely, {"liars": (LIAR,)}),
     "states another settlement": Attack(states(lambda body: body.update(settlement="0" * 64)), REFUSED),
@@ -310,20 +324,27 @@ MEMBERS_LIE = {
     "states fewer parts": Attack(states(parts("0x1p+0")), REFUSED),
     "states more fields": Attack(states(lambda body: body.update(more=1)), REFUSED),
     **{
-        f"shows masks as {what}": Attack(answers("table", change, FRIEND, first=states(1)), UNSHOWN)
+        f"states with tables as {what}": Attack(
+            answers(
+                "state", lambda answer, change=change: pack([*unpack(answer)[:2], change(unpack(answer)[2])])
+            ),
+            MISSING,
+        )
         for what, change in {
-            "bytes": lambda answer: b"garbage",
-            "nested": lambda answer: pack([b"[" * 20_000, b"s", b""]),
-            "json": lambda answer: pack([b"{", b"s", b""]),
-            "large": lambda answer: pack([*unpack(answer)[:2], bytes(10**6)]),
-            "no words": lambda answer: pack([*unpack(answer)[:2], b""]),
-            "other words": lambda answer: pack([*unpack(answer)[:2], bytes(len(unpack(answer)[2]))]),
-            "unsigned": lambda answer: pack([unpack(answer)[0], bytes(64), unpack(answer)[2]]),
+            "none": lambda tables: [],
+            "two": lambda tables: tables * 2,
+            "garbage": lambda tables: [[b"garbage", tables[0][1]]],
+            "nested": lambda tables: [[b"[" * 20_000, tables[0][1]]],
+            "json": lambda tables: [[b"{", tables[0][1]]],
+            "large": lambda tables: [[bytes(10**6), tables[0][1]]],
+            "unsigned": lambda tables: [[tables[0][0], bytes(64)]],
         }.items()
     },
-    "shows masks of a megabyte": Attack(
-        answers("table", lambda answer: answer + bytes(10**6), FRIEND, first=states(1)),
-        {**UNSHOWN, "noted": "expected at most"},
+    "signs other tables than those of its statement": Attack(
+        lambda federation, patch: federation.answering(
+            "state", 1, lambda answer: retabled(federation, answer)
+        ),
+        {**MISSING, "noted": "other tables"},
     ),
     **{
         f"opens no key: {key!r}": Attack(
@@ -334,6 +355,7 @@ MEMBERS_LIE = {
                 first=tables(disputes("client-0")),
             ),
             {"liars": (LIAR,), "unproved": ("client-0", LIAR), "noted": "client-0"},
+            {"members": 4},
         )
         for key in (b"k" * 32, b"", 5, None)
     },
@@ -360,16 +382,8 @@ SERVERS_LIE = {  # what a member is shown
         lambda federation, patch: false_sum(patch), {"named": {1: {SERVER: "sum"}}, "moves": True}
     ),
     "another sum that a friend makes up for": Attack(
-        makes_up, {"named": {}, "holding": 1, "final": True, "moves": True}
-    ),
-    "another sum, and one shows no words": Attack(
-        answers(
-            "table",
-            lambda answer: pack([*unpack(answer)[:2], b""]),
-            FRIEND,
-            lambda _, patch: false_sum(patch),
-        ),
-        {"named": {1: {}}, "unproved": (FRIEND,), "moves": True},
+        makes_up,
+        {"named": {1: {SERVER: "sum", FRIEND: "stated"}}, "holding": 1, "final": True, "moves": True},
     ),
     **{f"a manifest with a false {what}": Attack(lie, NOTHING) for what, lie in FACTS.items()},
     **{
@@ -391,11 +405,8 @@ SERVERS_LIE = {  # what a member is shown
     ),
     "another pool": Attack(told("open", lambda body: body.update(y=body["y"] + 1)), MISSING),
     "a direction for masks": Attack(
-        lambda federation, patch: (
-            states(1)(federation, patch),
-            told("table", one_coordinate)(federation, patch),
-        ),
-        {"silent": {1: (LIAR,)}, "refuses": {LIAR: ["table", "settle"]}},
+        told("witness", one_coordinate),
+        {"silent": {1: (LIAR,)}, "named": {1: {}}, "refuses": {LIAR: ["witness"]}},
     ),
     **{
         f"agreements of {what}": Attack(agreed(few), {**MISSING, "refuses": {LIAR: ["state"]}})
@@ -404,7 +415,7 @@ SERVERS_LIE = {  # what a member is shown
             "one, for all": lambda signed: dict.fromkeys(signed, signed["client-0"]),
             "nobody": lambda signed: {name: [*rounds, b"x" * 64] for name, (*rounds, _) in signed.items()},
             "another list": lambda signed: {
-                name: [wrong, [1], own] for name, (wrong, _, own) in signed.items()
+                name: [wrong, [1], *own] for name, (wrong, _, *own) in signed.items()
             },
             "strangers": lambda signed: {f"{name}?": own for name, own in signed.items()},
         }.items()
@@ -418,7 +429,6 @@ SERVERS_LIE = {  # what a member is shown
             "fewer participants": lambda body, shown: body["rounds"][0].update(participants=[LIAR]),
             "no round": lambda body, shown: body["rounds"].clear(),
             "its reader named": lambda body, shown: body.update(named=[LIAR]),
-            "another named": lambda body, shown: body.update(named=[FRIEND]),
             "its reader missing": lambda body, shown: body.update(missing=[LIAR]),
             "another missing": lambda body, shown: body.update(missing=[FRIEND], final=True),
             "its reader's statement left out": lambda body, shown: shown["statements"].pop(LIAR),
@@ -439,9 +449,16 @@ SERVERS_LIE = {  # what a member is shown
             "another round": lambda body, shown: body["rounds"][0].update(round=2),
             "no round": lambda body, shown: body["rounds"].clear(),
             "no own statement": lambda body, shown: shown["statements"].clear(),
-            "another named": lambda body, shown: body.update(named=[FRIEND]),
             "its reader missing": lambda body, shown: body.update(missing=[LIAR]),
         }.items()
+    },
+    **{
+        f"an end with another named, and no masks, {'shown' if scoring is None else 'withheld'}": Attack(
+            ended(lambda body, shown: body.update(named=[FRIEND])),
+            UNSIGNED,
+            {"naming": False, "scoring": scoring},
+        )
+        for scoring in (None, CLOSED["scoring"])
     },
     "a statement left out": Attack(loses, {**MISSING, "unsigned": {LIAR}, "final": False}),
     **{
@@ -455,9 +472,6 @@ SERVERS_LIE = {  # what a member is shown
         )
         for days in (13, 0, -1)
     },
-    "an end before masks were asked for": Attack(
-        unasked, {"silent": {1: (FRIEND,)}, "final": False, "refuses": {FRIEND: ["settle"]}}
-    ),
     "a lie of another": Attack(
         ended(lambda body, shown: body.update(named=[FRIEND]), states(5), who=FRIEND), FRIEND_REFUSES
     ),
@@ -477,7 +491,7 @@ def test_servers_that_lie_come_to_what_the_table_says(attack, truth, tmp_path, m
 
 def check(attack, truth, home, monkeypatch):
     """Everybody else keeps what it is due."""
-    due = another_number.due = truth(attack.given.get("lost", ()))
+    due = another_number.due = truth(attack.given.get("lost", ()), attack.given.get("members", 5))
     federation = attacked(home, **attack.given)
     with monkeypatch.context() as patch:
         if attack.verdict is NOTHING:

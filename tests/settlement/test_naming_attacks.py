@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from attacked import attacked, due_in
+from attacked import attacked, due_in, settling
 from fedmerit.errors import BindingError, MessageError, RefusedError
-from fedmerit.identity import canonical, content, number
+from fedmerit.identity import canonical, content, exact, number
 from fedmerit.protocol import clearing, messages
 from fedmerit.protocol.clearing import Clearing
-from fedmerit.protocol.direction import Manifest, manifest_limit, scale_of
+from fedmerit.protocol.direction import Along, Manifest, manifest_limit, scale_of
 from fedmerit.protocol.memory import CLIENT, CLOSES, SETTLEMENT, SIGNED, STATED, STATEMENT, TABLES, TERMS
 from fedmerit.protocol.messages import Ask, PairsAsk, pack, slice_arrays
 from fedmerit.protocol.settlement import Statement, agreement
@@ -37,12 +37,11 @@ def errors(federation, name, exchange):
 # ----------------------------------------------------------------------------------------- members who lie
 
 
-def test_a_second_table_is_refused(tmp_path):
-    federation = attacked(tmp_path, ledger=True)
-    federation.stating(1)
-    federation.answering("table", 1, lambda answer: None, who=FRIEND)
+def test_a_second_table_along_a_block_is_refused(tmp_path):
+    federation = settling(tmp_path).shifting()
+    federation.reaches = lambda name, ask: (name, ask.exchange) != (LIAR, "table")
     with federation.over():
-        federation.tabling(lambda body: body.update(masked="1"), "client-0")
+        federation.tabling_along(lambda body: body["pairs"].update({FRIEND: "1"}), "client-0", 2)
         found = federation.clearing().late(LIAR)
     assert "client-0" not in found.liars
     assert any("another table before" in note for note in federation.notes)
@@ -52,7 +51,6 @@ def test_a_second_table_is_refused(tmp_path):
 def test_damaged_updates_make_a_member_missing_and_not_a_liar(tmp_path, monkeypatch):
     monkeypatch.setattr("fedmerit.storage.member_state.SMALL", 16)  # the update has a file of its own
     federation = attacked(tmp_path, files=True, ledger=True)
-    federation.stating(1, FRIEND)
     with federation.begun():
         federation.round(1)
         (file,) = (tmp_path / f"{LIAR}.pem.state" / federation.run_id).glob("0001.update.*")
@@ -82,9 +80,12 @@ def remembering(federation):
         )
 
 
-def disputed(home, peer="client-0", **given):
-    """A run whose members remember everything; LIAR states one too much, and disputes a mask with a peer."""
-    federation = attacked(home, **given)
+def disputed(home, peer="client-0", members=4, **given):
+    """A run whose members remember everything; LIAR states one too much, and disputes a mask with a peer.
+
+    Four members have no witnesses, so both ends are asked to open the key.
+    """
+    federation = attacked(home, members, **given)
     remembering(federation)
     federation.stating(1)
     federation.tabling(lambda body: body["pairs"].update({peer: "5"}))
@@ -97,33 +98,31 @@ def asked_before(tmp_path_factory):
     return disputed(tmp_path_factory.mktemp("asked")).run()
 
 
-def test_masks_are_shown_in_one_direction_only_if_the_equation_fails(asked_before):
-    ask = asked_before.asked("client-0")["table", 1]
-    assert asked_before.ask("client-0", ask)  # the same again
+@pytest.fixture(scope="module")
+def shifted(tmp_path_factory):
+    """A run in which LIAR shifts parts of blocks, and everybody has shown masks along them."""
+    federation = attacked(tmp_path_factory.mktemp("shifted"))
+    remembering(federation)
+    return federation.shifting(key="1").run()
+
+
+def test_masks_are_shown_along_a_block_only_if_its_parts_do_not_add_up(shifted):
+    ask = shifted.asked("client-0")["table", 1]
+    assert shifted.ask("client-0", ask)  # the same again
     few = {name: one for name, one in ask.body.statements.items() if name != FRIEND}
     forged = {**ask.body.statements, FRIEND: ask.body.statements[LIAR]}
     g = np.eye(1, ask.arrays["g"].size, dtype=np.int32)[0]
     for change in ({"g": g}, {"statements": few}, {"statements": forged}):
-        refused(asked_before, "client-0", ask, **change)
-
-
-def test_masks_are_not_shown_if_the_equation_holds(tmp_path):
-    federation = attacked(tmp_path)
-    remembering(federation)
-    with federation.over():
-        coordinator = federation.coordinator
-        made = federation.clearing()
-        made._read(coordinator.settled.manifest)
-        g = made.direction(coordinator.settled.manifest.rounds[0])
-    ask = Ask("table", federation.run_id, 1, {"statements": made.shown_statements()}, {"g": g})
-    refused(federation, "client-0", ask)
+        refused(shifted, "client-0", ask, **change)
 
 
 def test_who_does_not_remember_its_statement_shows_no_masks(tmp_path):
     """Its signature under one may come from a state that was lost since, and so may the direction."""
-    federation = disputed(tmp_path).run()
+    federation = attacked(tmp_path).shifting(key="1").run()
     federation.members["client-0"].state(federation.run_id).put(STATEMENT, None)
-    refused(federation, "client-0", federation.asked("client-0")["table", 1])
+    asked = federation.asked("client-0")
+    for kind in ("draw", "drawn", "seal", "witness", "table"):
+        refused(federation, "client-0", asked[kind, 1])
 
 
 def test_a_key_is_opened_only_against_another_number_that_its_other_end_signed(asked_before):
@@ -190,21 +189,20 @@ def test_a_member_killed_after_it_opened_a_key_remembers_it(tmp_path):
     assert federation.coordinator.settled.liars == (LIAR,)
 
 
-def test_statements_that_are_withheld_stay_so_and_a_server_must_sign_that_they_do_not_add_up(truth, tmp_path):
+def test_statements_that_are_withheld_stay_so_and_a_server_must_sign_that_parts_are_odd(truth, tmp_path):
     federation = attacked(tmp_path / "lie", scoring={"visibility": "coordinator"})
     remembering(federation)
-    federation.stating(1)
-    federation.run()
+    federation.shifting(key="1").run()
     for one in federation.passed:
         if one.ask.exchange in ("table", "settle"):
             assert list(one.ask.body.statements) == [one.member]
-    assert federation.coordinator.settled.liars == (LIAR,)
+    assert federation.coordinator.settled.named == {1: {LIAR: "part"}}
     assert due_in(federation) == truth()
     ask = federation.asked("client-0")["table", 1]
-    product = str(federation.coordinator.settled.manifest.rounds[0].product)
+    (entry,) = federation.coordinator.settled.manifest.rounds
     assert federation.ask("client-0", ask)
-    refused(federation, "client-0", ask, sum=product)
-    refused(federation, "client-0", ask, sum="")
+    refused(federation, "client-0", ask, total=exact(entry.blocks[ask.body.along["block"]]))
+    refused(federation, "client-0", ask, total="")
     refused(federation, "client-0", ask, statements={})
 
 
@@ -221,10 +219,10 @@ def asked_otherwise(federation, ask, **change):
 
 
 def test_each_check_of_a_member_has_its_own_reason(tmp_path):
-    federation = disputed(tmp_path).run()
+    federation = attacked(tmp_path).shifting(key="1").run()
     settler, asks = settler_of(federation, "client-0"), federation.asked("client-0")
     table, run = asks["table", 1], federation.run_id
-    along = settler.manifest().along(1).body()
+    along = table.body.along
     for stage, kind, ask in (
         ("table", BindingError, asked_otherwise(federation, table, along={**along, "block": 99})),
         ("table", BindingError, asked_otherwise(federation, table, along={**along, "block": 0, "round": 9})),
@@ -248,11 +246,10 @@ def test_a_member_closes_no_window_that_it_was_not_told_of_and_nothing_that_it_d
         settler._check_end(end)
     settler.state.put(CLOSES, 1)  # long over
     settler._check_end(end)
-    fails = {"round": 1, "participants": ["client-0"], "sum": "1", "product": "2", "odd": []}
-    for one in (fails, {**fails, "sum": "2", "odd": [3]}):
-        with raised(RefusedError):
-            settler._check_asked({"final": True, "rounds": [one]})
-        settler._check_asked({"final": True, "rounds": [{**one, "participants": [LIAR]}]})
+    fails = {"round": 1, "participants": ["client-0"], "sum": "2", "product": "2", "odd": [3]}
+    with raised(RefusedError):
+        settler._check_asked({"final": True, "rounds": [fails]})
+    settler._check_asked({"final": True, "rounds": [{**fails, "participants": [LIAR]}]})
 
 
 # ------------------------------------------------------------------------------------------ lying servers
@@ -330,16 +327,18 @@ def test_a_manifest_is_measured_before_it_is_parsed(tmp_path, monkeypatch):
     assert all(size <= most for size in parsed)
 
 
-@pytest.mark.parametrize("kind", ["settle", "table", "pairs"])
-def test_json_in_a_settlement_is_measured_before_it_is_parsed(asked_before, monkeypatch, kind):
+@pytest.mark.parametrize("kind", ["settle", "table", "witness", "pairs"])
+def test_json_in_a_settlement_is_measured_before_it_is_parsed(asked_before, shifted, monkeypatch, kind):
     """Lists within lists take 25 times as much memory as their text."""
     long, read = b'{"a":[' + b"[]," * 10_000 + b"[]]}", json.loads
     shown = {LIAR: [long, b"s" * 64]}
     lies = {"settle": {"settled": long}, "table": {"statements": shown}, "pairs": {"tables": shown}}
+    lies |= {"witness": {"sealed": shown}}
+    federation = asked_before if kind == "pairs" else shifted
     most = []
     monkeypatch.setattr(messages.json, "loads", lambda text: most.append(len(text)) or read(text))
     with pytest.raises(RefusedError):
-        asked_before.ask("client-0", asked_before.asked("client-0")[kind, 1], **lies[kind])
+        federation.ask("client-0", federation.asked("client-0")[kind, 1], **lies[kind])
     assert max(most, default=0) < len(long)
 
 
@@ -408,6 +407,14 @@ def stated_by(federation, manifest, names):
     return found
 
 
+def along_a_block(federation, round, g, **shown):
+    """The question for masks along a direction that a server made up."""
+    along = Along(round, 0, direction_hash(g), 1.0, 0).body()
+    x = federation.coordinator.archive.load("round", 1)["x"]
+    arrays = {"g": g, "m0": federation.models[0], "sum": x}
+    return Ask("table", federation.run_id, round, {**shown, "along": along}, arrays)
+
+
 def coordinate(number):
     return np.eye(1, SIZE, number, dtype=np.int32)[0]
 
@@ -430,9 +437,7 @@ def test_masks_are_shown_on_no_round_that_leaves_this_member_out(tmp_path):
         federation.ask(VICTIM, opening(federation, manifest))
         shown = stated_by(federation, manifest, others)
         with pytest.raises(RefusedError):
-            federation.ask(
-                VICTIM, Ask("table", federation.run_id, 1, {"statements": shown}, {"g": coordinate(7)})
-            )
+            federation.ask(VICTIM, along_a_block(federation, 1, coordinate(7), statements=shown))
         assert federation.members[VICTIM].state(federation.run_id).get(TABLES.of(1)) is None
 
 
@@ -448,14 +453,15 @@ def test_masks_are_shown_on_no_round_that_leaves_this_member_out_though_it_state
         direction = made._direction_ask(next(made.rounds()), manifest.rounds[0])
         federation.member(VICTIM).answer(direction, "here")
         federation.ask(VICTIM, Ask("agreed", federation.run_id, 2, {}))
-        body = agreement(federation.run_id, manifest.digest, [], [])
+        body = agreement(federation.run_id, manifest.digest, [], [], "0" * 64)
         signed = {
-            name: [[], [], federation.keys[name].sign(content(name, "agreed", body))] for name in others
+            name: [[], [], "0" * 64, federation.keys[name].sign(content(name, "agreed", body))]
+            for name in others
         }
         answer = federation.ask(VICTIM, Ask("state", federation.run_id, 2, {"agreed": signed}))
-        shown = {"statements": {VICTIM: unpack(answer)}, "sum": "1"}
+        shown = {"statements": {VICTIM: unpack(answer)[:2]}, "total": exact(1.0)}
         with pytest.raises(RefusedError):
-            federation.ask(VICTIM, Ask("table", federation.run_id, 2, shown, {"g": g}))
+            federation.ask(VICTIM, along_a_block(federation, 2, g, **shown))
 
 
 def test_a_false_direction_is_answered_alike_whatever_the_update_is(tmp_path, caplog):

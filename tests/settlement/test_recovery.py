@@ -242,7 +242,7 @@ def test_a_liar_is_named_once_by_the_server_that_goes_on_later(tmp_path, monkeyp
         with federation.trained():
             federation.clearing().run(federation.names)
     else:
-        dies(federation, "table", 1)
+        dies(federation, "settle")
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 90)
     assert again(federation).liars == (LIAR,)

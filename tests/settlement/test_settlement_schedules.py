@@ -20,11 +20,13 @@ import pytest
 
 from attacked import attacked
 from fedmerit.errors import MessageError
-from fedmerit.identity import SERVER, canonical, content
+from fedmerit.identity import SERVER
 from fedmerit.protocol import clearing
 from fedmerit.protocol.clearing import Clearing
 from fedmerit.protocol.direction import product
-from fedmerit.protocol.messages import pack
+from fedmerit.protocol.memory import STATEMENT
+from fedmerit.protocol.settlement import tables_hash
+from fedmerit.protocol.witness import KINDS, Book, drawn_for
 from fedmerit.secagg import masks
 from fedmerit.secagg.client import Client
 from linear_federation import committing_falsely, false_sum, spoiling
@@ -68,12 +70,15 @@ class Rounds:
         return cls(seed, members, rounds, lost, spoilt, uncommitted, false)
 
 
+EXCHANGES = ("open", "agreed", "state", "draw", "drawn", "seal", "witness", "pairs")
+
+
 @dataclass
 class Lies:
     """What is drawn for one settlement."""
 
     stated: dict[str, str] = field(default_factory=dict)  # member -> what it states: +1, big, ring, another's
-    tables: dict[str, str] = field(default_factory=dict)  # member -> how it lies: one, all, masked
+    tables: dict[str, str] = field(default_factory=dict)  # member -> how it lies: one, all, whole
     allies: tuple[str, ...] = ()  # two who agree on a false number of their pair
     silent: dict[str, str] = field(default_factory=dict)  # member -> the exchange it does not answer
     false_direction: bool = False
@@ -86,13 +91,13 @@ class Lies:
         for name in draw.sample(names, draw.choice((0, 1, 1, 1, 2))):
             found.stated[name] = draw.choice(("+1", "+1", "big", "ring", "another"))
             if draw.random() < 0.5:
-                found.tables[name] = draw.choice(("one", "all", "masked", "whole"))
+                found.tables[name] = draw.choice(("one", "all", "whole"))
         if draw.random() < 0.2:
-            found.tables.setdefault(draw.choice(names), draw.choice(("one", "all", "masked")))
+            found.tables.setdefault(draw.choice(names), draw.choice(("one", "all")))
         if draw.random() < 0.2:
             found.allies = tuple(draw.sample(names, 2))
         if draw.random() < 0.35:
-            found.silent[draw.choice(names)] = draw.choice(("open", "agreed", "state", "table", "pairs"))
+            found.silent[draw.choice(names)] = draw.choice(EXCHANGES)
         return found
 
     def liars(self) -> set[str]:
@@ -199,17 +204,11 @@ class Told:
     def __call__(self, name, ask, answer):
         if self.lies.silent.get(name) == ask.exchange:
             return None
-        if ask.exchange == "state":
-            return self._statement(name, answer)
-        if ask.exchange == "table":
-            return self._table(name, ask.round, answer)
-        return answer
-
-    def _sign(self, name, kind, body):
-        return self.settling.federation.keys[name].sign(content(name, kind, body))
+        return self._statement(name, answer) if ask.exchange == "state" else answer
 
     def _statement(self, name, answer):
-        body = json.loads(unpack(answer)[0])
+        text, _, tables = unpack(answer)
+        body = json.loads(text)
         lie, rounds = self.lies.stated.get(name), body["rounds"]
         self.said.setdefault(name, dict(rounds))
         if lie and rounds:
@@ -224,17 +223,19 @@ class Told:
             sign = 1 if name == self.lies.allies[0] else -1
             for key in self._common(rounds):
                 rounds[key] = str(int(rounds[key]) + sign * 1000)
-        return pack([canonical(body), self._sign(name, "statement", body)])
+        bodies = [self._table(name, json.loads(table)) for table, _ in tables]
+        body["masks"] = tables_hash(bodies)
+        other = self.settling.federation.stated(name, body, bodies)
+        self.settling._state(name).put(STATEMENT, other)  # so that its author remembers its lie
+        return other
 
     def _common(self, keys):
         for key in keys:
             if {*self.lies.allies} <= {*self.settling.included(int(key))}:
                 yield key
 
-    def _table(self, name, number, answer):
-        text, _, payload = unpack(answer)
-        body = json.loads(text)
-        pairs, how = body["pairs"], self.lies.tables.get(name)
+    def _table(self, name, body):
+        pairs, how, number = body["pairs"], self.lies.tables.get(name), body["round"]
         federation = self.settling.federation
         scheduled = federation.rounds[number - 1].scheduled
         agreed = federation.coordinator.recorder.agreed
@@ -253,9 +254,28 @@ class Told:
         if how == "all":
             for peer in pairs:
                 pairs[peer] = str((int(pairs[peer]) + 17) % RING)
-        if how == "masked":
-            body["masked"] = str((int(body["masked"]) + 1) % RING)
-        return pack([canonical(body), self._sign(name, "table", body), payload])
+        return body
+
+
+def said(federation):
+    """Return what was said of witnesses."""
+    for kind in KINDS:
+        for author, body, _ in federation.coordinator.recorder.signed(kind):
+            yield author, kind, body
+
+
+def pair_is_caught(federation, lies, guilty, found, entry, numbers) -> bool:
+    """Raise AssertionError if two moved credit between each other, and an honest witness saw their masks."""
+    if not ({*lies.allies} <= {*entry.participants} and lies.allies and found.final):
+        return False
+    book = Book.read(found.manifest, federation.config, said(federation))
+    drawn = drawn_for(entry, book.seed, federation.config) if book.is_drawn else {}
+    if not drawn or drawn[frozenset(lies.allies)] in guilty:
+        return False
+    for name in lies.allies:
+        counts, true = numbers[name]
+        assert counts in (None, true), "a pair moved credit"
+    return True
 
 
 def check(settling: Settling, lies: Lies, found) -> str:
@@ -287,17 +307,21 @@ def check(settling: Settling, lies: Lies, found) -> str:
                 assert name in silenced or many
             else:
                 assert values[name] == true[name], f"{name} has another integer in round {entry.round}"
+        numbers = {name: (values[name], true[name]) for name in true}
+        what += Counter(
+            {"pair": 1} if pair_is_caught(federation, lies, guilty, found, entry, numbers) else {}
+        )
         (equation,) = [one for one in found.equations if one.round == entry.round]
         coalition = {*entry.participants} & guilty
         if not found.awaited and None not in values.values():
             total = sum(true[n] for n in coalition)
-            if equation.holds:  # a server may take from X what a spoiler added
+            if equation.holds and SERVER not in named:  # a server may take from X what a spoiler added
                 total = entry.product - sum(true[n] for n in honest)
             assert sum(values[n] for n in coalition) == total, "a coalition gained"
         if equation.missing:
             what["missing"] += 1
         elif equation.holds:
-            assert not named
+            assert not {*named} - coalition - {SERVER}
             what["holds"] += 1
         else:
             assert named or silent, "the equation fails and nobody is named or silent"
@@ -334,7 +358,7 @@ def schedules(tmp_path, first: int, count: int) -> Counter:
 def test_whatever_is_drawn_nobody_honest_is_harmed(tmp_path):
     seen = schedules(tmp_path, 0, FEW)
     happened = {what for each in seen for what in each.split("+")}
-    assert {"holds", "named", "silent", "missing"} <= happened
+    assert {"holds", "named", "silent", "missing", "pair"} <= happened
 
 
 @pytest.mark.long

@@ -302,3 +302,17 @@ def test_accuracy_has_no_gradient_and_is_refused_before_anybody_trains(tmp_path,
     with raises(ConfigError, setting="scoring.utilities"):
         run(tiny(f"scoring.method={method}", "scoring.utilities=['accuracy']"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["witness", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("nonce", "drawn", "sealed"))],
+)
+def test_a_rehearsal_of_five_that_is_cut_short_has_all_its_pairs_witnessed(tmp_path, kind):
+    sizes = ("partition.clients=5", "partition.sizes=[20, 20, 20, 20, 20]")
+    config = settled("settlement.naming=true", *sizes)
+    crash(config, tmp_path / "run", LedgerRecorder, "said", 3, lambda *given: given[2] == kind)
+    run(config, tmp_path / "run", resume=True)
+    account = book(tmp_path / "run").account
+    assert (account.final, account.pairs, account.witnessed) == (True, (20, 20), True)
+    assert "settlement: 20 of 20 pairs of members are witnessed" in list(verify_folder(tmp_path / "run"))

@@ -50,10 +50,10 @@ from fedmerit.protocol.clearing import Clearing, finish
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.direction import along_path
 from fedmerit.protocol.member import Participant
-from fedmerit.protocol.memory import MemoryState
+from fedmerit.protocol.memory import STATEMENT, MemoryState
 from fedmerit.protocol.messages import Ask, Parcel, pack
 from fedmerit.protocol.outcome import Evaluations, Round, Trained, Work
-from fedmerit.protocol.settlement import agreement, countersignature
+from fedmerit.protocol.settlement import agreement, countersignature, tables_hash
 from fedmerit.protocol.terms import EMBEDDED, FLOWER, Agreed, cautious, roster_in
 from fedmerit.secagg import masks as shares
 from fedmerit.secagg.client import Client
@@ -364,11 +364,48 @@ class Federation:
             at = key or next(iter(body["rounds"]))
             body["rounds"][at] = str(int(body["rounds"][at]) + change)
 
-        lie = self.resigned(more if isinstance(change, int) else change, who, "statement")
-        self.answering("state", self.config.training.rounds, lie, who)
+        signed = self.resigned(more if isinstance(change, int) else change, who, "statement")
+        self.answering("state", self.config.training.rounds, self.remembered(signed, who), who)
+
+    def remembered(self, lie: Callable[[bytes], bytes], who: str = LIAR) -> Callable[[bytes], bytes]:
+        """Return a lie about a statement that its author remembers, repeats, and goes on from."""
+        told: list[bytes] = []
+
+        def remember(answer: bytes) -> bytes:
+            told.extend([] if told else [lie(answer)])
+            other, state = told[0], self.member(who).state(self.run_id)
+            with state.held():
+                state.put(STATEMENT, other)
+                state.save()
+            return other
+
+        return remember
 
     def tabling(self, change: Callable[[dict[str, Any]], Any], who: str = LIAR, number: int = 1):
-        """Let a member sign another table of its masks."""
+        """Let a member sign another table of its masks in a round, beside its statement."""
+
+        def lie(answer: bytes) -> bytes:
+            text, _, tables = unpack(answer)
+            statement, bodies = json.loads(text), [json.loads(table) for table, _ in tables]
+            for body in bodies:
+                if body["round"] == number:
+                    change(body)
+            statement["masks"] = tables_hash(bodies)
+            return self.stated(who, statement, bodies)
+
+        self.answering("state", self.config.training.rounds, self.remembered(lie, who), who)
+
+    def stated(self, who: str, statement: Mapping[str, Any], tables: Iterable[Mapping[str, Any]]) -> bytes:
+        """Return the answer of a member that states this, and signs these tables."""
+        signed = [
+            [canonical(body), self.keys[who].sign(content(who, kind, body))]
+            for kind, bodies in (("statement", [statement]), ("table", tables))
+            for body in bodies
+        ]
+        return pack([*signed[0], signed[1:]])
+
+    def tabling_along(self, change: Callable[[dict[str, Any]], Any], who: str = LIAR, number: int = 1):
+        """Let a member sign another table of its masks with the direction of a block."""
         self.answering("table", number, self.resigned(change, who, "table"), who)
 
     def shifting(
@@ -392,9 +429,10 @@ class Federation:
 
         def lie(answer: bytes) -> bytes:
             own = unpack(answer)[1] if released is None else [*released]
+            draw = unpack(answer)[2]
             digest = self.coordinator.recorder.recorded("opening")[0]["settlement"]
-            body = agreement(self.run_id, digest, wrong, own)
-            return pack([[*wrong], own, self.keys[who].sign(content(who, "agreed", body))])
+            body = agreement(self.run_id, digest, wrong, own, draw)
+            return pack([[*wrong], own, draw, self.keys[who].sign(content(who, "agreed", body))])
 
         return lie
 

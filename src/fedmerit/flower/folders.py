@@ -182,8 +182,10 @@ class Notes(list[str]):
 
 # -------------------------------------------------------------- answers by hand: on a member's machine
 
-ORDER = ("open", "agree", "agreed", "state", "table", "pairs", "settle")
-HANDED = ("state", "table", "pairs", "settle")
+ORDER = (
+    "open", "agree", "agreed", "state", "draw", "drawn", "seal", "witness", "table", "pairs", "settle",
+)  # fmt: skip
+HANDED = ORDER[3:]
 """Which answers are handed in; the others only prepare these."""
 
 

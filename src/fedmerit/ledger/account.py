@@ -1,12 +1,13 @@
 """The settlement of a run, read from its records with every number recomputed that can be, and its account.
 
 After the last round come ``last`` (only if the run ended early), ``opening`` (the manifest of all
-directions), ``agreed`` by the members who recomputed them, ``statement`` by everybody who states, where an
-equation fails ``table`` and ``verdict``, then ``settled`` (what it comes to) and ``countersigned``. A
-statement or a table may come late, also after the end of the run; then another ``settled`` follows. While
-anybody is awaited, ``settled`` is final only if t members countersigned the day on which its window closes
-and, after that day, the final record itself. A run that could not be settled has ``unsettled``, once for
-every attempt; a later one may succeed.
+directions), ``agreed`` by the members who recomputed them, ``table`` and ``statement`` by everybody who
+states, what is said of witnesses (`fedmerit.protocol.witness`), where masks prove another number than was
+stated ``verdict``, then ``settled`` (what it comes to) and ``countersigned``. A statement or a table may come
+late, also after the end of the run; then another ``settled`` follows. While anybody is awaited, ``settled``
+is final only if t members countersigned the day on which its window closes and, after that day, the final
+record itself. A run that could not be settled has ``unsettled``, once for every attempt; a later one may
+succeed.
 
 Scores, payouts, the page and the score files of a settled run are made from its `Account`. A member who was
 in a sum and has not stated has no score, and no rule pays it.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -31,7 +32,16 @@ from fedmerit.ledger.chain import Record
 from fedmerit.ledger.rounds import Rounds
 from fedmerit.notes import Note, moment, words
 from fedmerit.protocol.direction import Along, Entry, Manifest, whole_number
-from fedmerit.protocol.settlement import Equation, Proof, Settled, Statement, countersignature, fitting
+from fedmerit.protocol.settlement import (
+    Equation,
+    Proof,
+    Settled,
+    Statement,
+    countersignature,
+    fitting,
+    tables_hash,
+)
+from fedmerit.protocol.witness import Book, drawn_for, is_witnessed, list_hash, nonce_hash, seed_of
 from fedmerit.scoring.accumulate import Missing
 from fedmerit.scoring.types import Scores
 from fedmerit.scoring.uncertainty import training_of
@@ -231,6 +241,7 @@ class Account(Settled):
             "named": list(self.liars),
             "missing": list(self.missing),
             "silent": list(self.unproved),
+            "witnessed": self.witnessed,
         }
 
 
@@ -241,10 +252,11 @@ def _text(value: int | None) -> str | None:
 # ------------------------------------------------------------------------------------------ from a ledger
 
 KINDS = {
-    "last", "opening", "agreed", "statement", "table", "verdict", "settled", "unsettled", "countersigned",
+    "last", "opening", "agreed", "statement", "table", "draw", "nonce", "drawn", "sealed", "witness",
+    "verdict", "settled", "unsettled", "countersigned",
 }  # fmt: skip
 """The kinds of records of a settlement."""
-LIES = ("stated", "part", "pair", "masked", "range", "sum")
+LIES = ("stated", "part", "pair", "range", "sum")
 """For what a verdict names somebody (`fedmerit.secagg.naming.Reason`); the last is for the server only."""
 UNSETTLED = ("not-last", "no-rounds", "no-gain", "not-finite", "no-gradient", "damaged", "off-gain")
 """Why a pool was not opened; once it is open, only ``not-agreed`` is left."""
@@ -265,6 +277,10 @@ class SettlementFold:
     agreed: dict[str, kinds.AgreedTo] = field(default_factory=dict)  # by who signed it
     statements: dict[str, Statement] = field(default_factory=dict)
     withheld: tuple[str, ...] = ()  # in a copy: who stated what its reader may not see
+    hashes: dict[str, str] = field(default_factory=dict)  # of all statements, by author
+    tables: dict[int, dict[str, Mapping[str, str]]] = field(default_factory=dict)  # of rounds, by member
+    signed_tables: dict[str, list[Record]] = field(default_factory=dict)  # likewise, by author
+    book: Book | None = None  # what is said of witnesses, once there are directions
     verdicts: dict[tuple[int, int | None], Proof] = field(default_factory=dict)
     accounts: list[Account] = field(default_factory=list)  # every time that it was recorded, in order
     why: str = ""  # why it was not settled, as a code
@@ -329,7 +345,7 @@ class SettlementFold:
             outcome = closed.outcome or {}
             if {**outcome, **stated} != outcome or entry.participants != closed.included:
                 raise LedgerError(f"its round {entry.round} is not the one that was summed")
-        self.manifest, self.why = manifest, ""
+        self.manifest, self.why, self.book = manifest, "", Book(manifest, config)
 
     @property
     def _agreeing(self) -> int:
@@ -339,6 +355,7 @@ class SettlementFold:
         if record.author in self.agreed or record.author in self.statements:
             raise LedgerError("its author agreed or stated before")
         self.agreed[record.author] = body
+        self._book.add(record.author, record.kind, record.body)
 
     def _statement(self, record: Record, body: kinds.StatementBody | None) -> None:
         assert self.manifest is not None
@@ -349,10 +366,19 @@ class SettlementFold:
         if record.author in self.statements or record.author in self.withheld:
             raise LedgerError("its author has stated before")
         self._check_open()
+        self.hashes[record.author] = record.commitment.hex()
         if body is None:
             self.withheld += (record.author,)
             return
-        self.statements[record.author] = Statement.from_body(record.author, record.body, self.manifest)
+        statement = Statement.from_body(record.author, record.body, self.manifest)
+        tables = [table.body for table in self.signed_tables.get(record.author, ())]
+        rounds = [str(table["round"]) for table in tables]
+        proves = self.rounds.config.word_bytes == 8
+        if rounds != [*statement.rounds] * proves or statement.masks != (
+            tables_hash(tables) if proves else ""
+        ):
+            raise LedgerError("its author signed other tables of masks before it")
+        self.statements[record.author] = statement
 
     def _check_open(self) -> None:
         if self.account is not None and self.account.final:
@@ -362,8 +388,77 @@ class SettlementFold:
         entry = self._entry(Along.from_body(record.body))
         if record.author not in entry.participants:
             raise LedgerError("its author is not in the sum")
-        for value in (*body.pairs.values(), body.masked):
+        for value in body.pairs.values():
             whole_number(value)
+        if body.block is None:
+            if record.author in self.tables.setdefault(body.round, {}):
+                raise LedgerError("is the second table of its author")
+            self.tables[body.round][record.author] = body.pairs
+            self.signed_tables.setdefault(record.author, []).append(record)
+
+    # ------------------------------------------------------------------------------------------- witnesses
+
+    def _draw(self, record: Record, body: kinds.DrawBody) -> None:
+        book, t = self._book, self.rounds.config.threshold
+        lists = dict(body.statements), dict(body.committed)
+        if book.seed or (book.statements and lists != (book.statements, book.listed)):
+            raise LedgerError("is about another draw than the first one")
+        if len(body.statements) < t or not body.statements.items() <= self.hashes.items():
+            raise LedgerError("is a draw among statements that were not made")
+        if lists[1] != {name: book.committed.get(name) for name in body.statements}:
+            raise LedgerError("lists numbers to which their authors did not commit")
+        if body.seed:
+            counted = dict(body.nonces)
+            true = len(counted) >= t and counted.items() <= book.nonces.items()
+            if not true or seed_of(body.settlement, body.statements, counted) != body.seed:
+                raise LedgerError("its seed does not follow from what members opened")
+        elif body.nonces:
+            raise LedgerError("states what was opened before it was")
+        book.add(record.author, record.kind, record.body)
+
+    def _nonce(self, record: Record, body: kinds.Opened) -> None:
+        book = self._book
+        if body.listed != list_hash(book.statements, book.listed) or record.author in book.nonces:
+            raise LedgerError("opens a number for another draw, or a second time")
+        if book.listed.get(record.author) != nonce_hash(bytes.fromhex(body.nonce)):
+            raise LedgerError("opens another number than its author committed to")
+        book.add(record.author, record.kind, record.body)
+
+    def _drawn(self, record: Record, body: kinds.Drawn) -> None:
+        book = self._book
+        if not book.seed or body.seed != book.seed or record.author in book.drawn:
+            raise LedgerError("signs another draw, or a second time")
+        book.add(record.author, record.kind, record.body)
+
+    def _sealed(self, record: Record, body: kinds.Sealed) -> None:
+        peers = {*body.sealed, *body.open}
+        self._check_drawn(record, body, peers)
+        if (body.round, record.author) in self._book.handed or record.author in peers:
+            raise LedgerError("hands over keys a second time, or that of no pair")
+        self._book.add(record.author, record.kind, record.body)
+
+    def _witness(self, record: Record, body: kinds.Sighted) -> None:
+        drawn = self._check_drawn(record, body, body.channels)
+        for low, high, _ in (*body.values, *body.keys):
+            if drawn.get(frozenset((low, high))) != record.author:
+                raise LedgerError("is about a pair that its author does not witness")
+        self._book.add(record.author, record.kind, record.body)
+
+    def _check_drawn(
+        self, record: Record, body: kinds.Sealed | kinds.Sighted, about: Iterable[str]
+    ) -> dict[frozenset[str], str]:
+        """Return the witnesses of a round; raise LedgerError unless this is about pairs that have some."""
+        book, entry = self._book, self._book.manifest.entry(body.round)
+        if not book.is_drawn or body.seed != book.seed:
+            raise LedgerError("belongs to no draw that enough members signed, or to another one")
+        if not is_witnessed(entry, book.config) or not {record.author, *about} <= {*entry.participants}:
+            raise LedgerError("is about pairs that have no witnesses, or about members outside the sum")
+        return drawn_for(entry, book.seed, book.config)
+
+    @property
+    def _book(self) -> Book:
+        assert self.book is not None  # there is a manifest
+        return self.book
 
     def _entry(self, along: Along) -> Entry:
         assert self.manifest is not None
@@ -409,7 +504,8 @@ class SettlementFold:
         assert self.manifest is not None
         config = self.rounds.config
         settled = Account(
-            self.manifest, dict(self.statements), dict(self.verdicts), body.closes, body.final, self.withheld,
+            self.manifest, dict(self.statements), dict(self.verdicts), body.closes, body.final,
+            self._book.pairs(self.tables, self.verdicts), self.withheld,
             body.rounds if self.withheld else None, config.clients, config.threshold,
         )  # fmt: skip
         if canonical(settled.body()) != canonical(record.body) or self._contradicts(settled):
@@ -441,8 +537,18 @@ class SettlementFold:
         failed = {(entry["round"], None) for entry in rounds if entry["sum"] not in (None, entry["product"])}
         failed |= {(entry["round"], block) for entry in rounds for block in entry["odd"]}
         for key in settled.verdicts:
-            if key not in failed:
+            if key not in failed and (key[1] is not None or self.rounds.config.word_bytes == 4):
                 raise LedgerError(f"comes after a verdict on round {key[0]}, whose equation does not fail")
+        drawable = len(self.hashes) >= self.rounds.config.threshold
+        for equation in settled.equations if settled.final and drawable else ():
+            entry = equation.entry
+            unseen, _ = self._book.unseen(entry, self.tables.get(entry.round, {}))
+            proof = settled.verdicts.get((entry.round, None))
+            excused = proof is not None and (self._book.is_drawn or bool(proof.silent))
+            if not is_witnessed(entry, self.rounds.config) or equation.missing or excused:
+                continue
+            if unseen:
+                raise LedgerError(f"is final, but nobody witnessed {unseen} pairs of round {entry.round}")
 
     def _check_window(self, settled: Settled) -> None:
         before = None if self.account is None else self.account.closes
@@ -521,6 +627,9 @@ class SettlementFold:
 def about(settled: Settled, *, judged: bool = True) -> Iterator[Note]:
     """Yield what a settlement came to: how many equations hold, who was named, who is missing."""
     yield Note("settlement", holding=settled.holding, equations=len(settled.equations))
+    if settled.pairs[1]:
+        code = "settlement-witnessed" if judged else "settlement-witnessed-told"
+        yield Note(code, seen=settled.pairs[0], pairs=settled.pairs[1])
     for number, named in settled.named.items():
         for name, why in named.items():
             code = "settlement-named" if judged else "settlement-verdict"

@@ -214,12 +214,14 @@ class AgreedTo(Body, frozen=True):
     settlement: str
     wrong: tuple[int, ...]
     released: tuple[int, ...]
+    draw: Hash
 
 
 class StatementBody(Body, frozen=True):
     run: str
     salt: str
     settlement: str
+    masks: str
     rounds: Mapping[str, Any]
     blocks: Any
 
@@ -233,7 +235,46 @@ class TableBody(Body, frozen=True):
     scale: str
     product: str
     pairs: Mapping[str, str]
-    masked: str
+
+
+class DrawBody(Body, frozen=True):
+    """For which statements members open their numbers; then whose numbers make the seed."""
+
+    settlement: str
+    statements: Mapping[str, Hash]
+    committed: Mapping[str, Hash]
+    nonces: Mapping[str, Hash]
+    seed: str
+
+
+class Opened(Body, frozen=True):
+    run: str
+    settlement: str
+    listed: Hash
+    nonce: Hash
+
+
+class Drawn(Body, frozen=True):
+    run: str
+    settlement: str
+    seed: Hash
+
+
+class Sealed(Drawn, frozen=True):
+    """What an end hands to the witnesses of its pairs, by peer."""
+
+    round: int
+    sealed: Mapping[str, str]
+    open: Mapping[str, str]
+
+
+class Sighted(Drawn, frozen=True):
+    """What a witness says of pairs in a round; ``channels`` are secrets shared with ends that sealed none."""
+
+    round: int
+    values: tuple[tuple[str, str, str], ...]
+    keys: tuple[tuple[str, str, str], ...]
+    channels: Mapping[str, str]
 
 
 class VerdictBody(Body, frozen=True):
@@ -255,6 +296,7 @@ class SettledSums(Body, frozen=True):
     named: Names
     missing: Names
     silent: Names
+    witnessed: tuple[int, int]
     closes: int | None
     final: bool
 
@@ -383,8 +425,13 @@ KINDS: Mapping[str, Kind] = {
     "opening": Kind(SERVER, Opening),  # the manifest of all directions
     "agreed": Kind(MEMBER, AgreedTo),  # recomputed the directions
     "statement": Kind(MEMBER, StatementBody, late=True, withheld=True),
-    "table": Kind(MEMBER, TableBody, late=True),  # what it shows of its masks where an equation fails
-    "verdict": Kind(SERVER, VerdictBody, late=True),  # who lied, by the masks
+    "table": Kind(MEMBER, TableBody, late=True),  # the products of its masks with a direction
+    "draw": Kind(SERVER, DrawBody, late=True),  # of witnesses
+    "nonce": Kind(MEMBER, Opened, late=True),  # opens its number for the draw
+    "drawn": Kind(MEMBER, Drawn, late=True),  # signs the draw
+    "sealed": Kind(MEMBER, Sealed, late=True),  # hands the keys of its pairs to their witnesses
+    "witness": Kind(MEMBER, Sighted, late=True),  # signs what both ends of a pair said
+    "verdict": Kind(SERVER, VerdictBody, late=True),  # what masks prove of a round that is not as stated
     "settled": Kind(SERVER, SettledSums, late=True),  # what the settlement came to
     "unsettled": Kind(SERVER, Unsettled),  # why there was none
     "countersigned": Kind(MEMBER, Countersigned, late=True),  # signs what it came to

@@ -29,6 +29,7 @@ from fedmerit.protocol.direction import (
     scale_of,
     slopes_of,
 )
+from fedmerit.protocol.drawing import Drawing
 from fedmerit.protocol.messages import (
     ANSWER,
     Accord,
@@ -37,6 +38,7 @@ from fedmerit.protocol.messages import (
     Parcel,
     SettleAsk,
     Signed,
+    StateAnswer,
     StateAsk,
     answer_of,
     parsed,
@@ -54,7 +56,11 @@ from fedmerit.protocol.settlement import (
     last_round,
     name_hash,
     statement_limit,
+    table_limit,
+    table_of,
+    tables_hash,
 )
+from fedmerit.protocol.witness import tables_by_round
 from fedmerit.secagg.quantise import direction_hash, largest_stated
 
 T = TypeVar("T")
@@ -279,7 +285,9 @@ class Clearing(Desk):
         asks = dict.fromkeys(members, self.coordinator.ask("agreed", len(recorder.rounds), AskBody()))
         most = ANSWER + 10 * self.config.training.rounds
         for name, answer in self._exchange(asks, Accord, "agreed", most):
-            body = agreement(recorder.run, manifest.digest, answer.wrong, answer.released)
+            body = agreement(recorder.run, manifest.digest, answer.wrong, answer.released, answer.draw)
+            if name in self.statements and name not in before:
+                continue  # it stated by hand, and agreed to nothing before that
             if before.get(name, body) != body:
                 note(f"refused: {name}: has signed another agreement before")
             elif not recorder.said(name, "agreed", body, answer.signature):
@@ -317,19 +325,45 @@ class Clearing(Desk):
     def take(self, manifest: Manifest, name: str, answer: bytes) -> None:
         """Take a member's statement, from whichever hand; raise unless it signed it."""
         recorder = self.recorder
-        signed = answer_of(name, answer, Signed, "state", statement_limit(manifest))
-        body = parsed(signed.text, "state")
+        most = statement_limit(manifest)
+        tables_most = table_limit(self.config.clients) * len(manifest.rounds) if self._proves else 0
+        signed = answer_of(name, answer, StateAnswer, "state", most + tables_most)
+        body = parsed(signed.text, "state", most)
         # whose it is comes first: what nobody signed counts against nobody
         if not recorder.verifies(name, "statement", body, signed.signature):
             raise MessageError("did not sign its statement", stage="state", member=name)
         statement = Statement.from_body(name, body, manifest)
-        if self.config.word_bytes == 8:
-            self._refuse_beyond(manifest, statement)
         before = self.statements.get(name)
         if before is not None and before[0].body(recorder.run) != body:
             raise MessageError("has stated something else before", stage="state", member=name)
+        tables = self._tables(manifest, statement, signed.tables) if self._proves else []
+        for table, signature in tables:
+            recorder.said(name, "table", table, signature)
         recorder.said(name, "statement", body, signed.signature)
         self.statements[name] = statement, signed.signature
+
+    @property
+    def _proves(self) -> bool:
+        """Whether masks can prove what is stated."""
+        return self.config.word_bytes == 8
+
+    def _tables(
+        self, manifest: Manifest, statement: Statement, shown: Sequence[Signed]
+    ) -> list[tuple[dict[str, Any], bytes]]:
+        """Return a member's tables, one for each round that it stated on; raise unless it signed them."""
+        self._refuse_beyond(manifest, statement)
+        name, found = statement.member, []
+        if len(shown) != len(statement.rounds):
+            raise MessageError("expected a table for each round", stage="state", member=name)
+        for key, signed in zip(statement.rounds, shown, strict=True):
+            body = parsed(signed.text, "state", table_limit(self.config.clients))
+            table_of(name, body, self.recorder.run, manifest.digest, manifest.along(int(key)))
+            if not self.recorder.verifies(name, "table", body, signed.signature):
+                raise MessageError("did not sign its table", stage="state", member=name)
+            found.append((body, signed.signature))
+        if tables_hash(body for body, _ in found) != statement.masks:
+            raise MessageError("other tables than those of its statement", stage="state", member=name)
+        return found
 
     def _refuse_beyond(self, manifest: Manifest, statement: Statement) -> None:
         """Raise for a number that masks cannot prove: no honest member states one."""
@@ -444,7 +478,7 @@ class Clearing(Desk):
         """Read what was agreed and stated before, from the ledger."""
         for name, body, signature in self.recorder.signed("agreed"):
             if not body["wrong"]:
-                self.agreed[name] = Accord((), tuple(body["released"]), signature)
+                self.agreed[name] = Accord((), tuple(body["released"]), body["draw"], signature)
         for name, body, signature in self.recorder.signed("statement"):
             self.statements[name] = Statement.from_body(name, body, manifest), signature
 
@@ -457,20 +491,30 @@ class Clearing(Desk):
             settled = settled.judged(body)
         return self._dated(settled)
 
+    def _counted(self, settled: Settled) -> Settled:
+        """Return a settlement with how many pairs of members are witnessed."""
+        tables = ((name, body) for name, body, _ in self.recorder.signed("table"))
+        pairs = self.book(settled.manifest).pairs(tables_by_round(tables), settled.verdicts)
+        return replace(settled, pairs=pairs)
+
     def _dated(self, settled: Settled) -> Settled:
         """Return a settlement that is final if nothing is open, else with the day on which it closes.
 
         Open is who is awaited, and an equation that fails and of which masks have not said why.
         """
         unsolved = any(settled.unsolved(equation) for equation in settled.equations)
-        if not settled.awaited and not (self.config.word_bytes == 8 and unsolved):
+        settled = self._counted(settled)
+        if not settled.awaited and not (self._proves and unsolved):
             return replace(settled, closes=None, final=True)
         closes = self._until(time.time()) if settled.closes is None else settled.closes
         return replace(settled, closes=closes, final=False)
 
     def _named(self, settled: Settled) -> Settled:
-        """Find out who lied, in every round in which everybody stated and something does not add up."""
-        return settled if self.config.word_bytes == 4 else self._dated(named(self, settled))
+        """Let pairs be witnessed, and find out what masks prove of every round."""
+        if not self._proves:
+            return settled
+        Drawing(self, settled.manifest, self.agreed).advance()
+        return self._dated(named(self, settled))
 
     def _closed(self, settled: Settled, members: Sequence[str]) -> Settled:
         """Record what the settlement came to, and collect countersignatures."""

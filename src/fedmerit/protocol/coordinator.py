@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,7 +56,7 @@ from fedmerit.protocol.outcome import (
     moved,
 )
 from fedmerit.protocol.pool import Pool, Sampling, Slice
-from fedmerit.protocol.settlement import Settled
+from fedmerit.protocol.settlement import Settled, words_kind
 from fedmerit.protocol.terms import (
     Agreed,
     archived_task,
@@ -299,6 +300,8 @@ class Coordinator:
             server = self._server(number, scheduled)
             task = task_of(self.config, m0_hash, m0.size, scheduled, everybody, extra)
             server.begin(task)
+            if self.config.word_bytes == 8:
+                server.keep = partial(self._keep_words, number)
             self._sum(server, number, current, task)
             result = server.result
             assert result is not None
@@ -308,6 +311,7 @@ class Coordinator:
             outcome = told.moved_to(m, result.total_weight)
             self._keep(number, m0, server, task)
         except ProtocolError as error:
+            self._drop_words(number, scheduled)
             current.aborted, current.included = str(error), ()
             self.note(f"round {number} aborted, the model is unchanged: {error}")
             self.recorder.close(current, m0, None, None)
@@ -343,6 +347,17 @@ class Coordinator:
             self.archive.save("masks", number, {"proof": np.frombuffer(proof, np.uint8)})
         self.archive.save("round", number, arrays)  # last: where it is, the rest is too
 
+    def _keep_words(self, number: int, name: str, payload: memoryview) -> None:
+        """Archive a member's masked words as they come: a settlement proves its product by them."""
+        assert self.archive is not None
+        self.archive.save(words_kind(name), number, {name: np.frombuffer(payload, np.uint8)})
+
+    def _drop_words(self, number: int, names: Iterable[str]) -> None:
+        """Delete the masked words of a round without a sum."""
+        if self.config.word_bytes == 8 and self.archive is not None:
+            for name in names:
+                self.archive.drop(words_kind(name), number)
+
     def take_up(self, current: Round, model: Model) -> None:
         """Close a round that a server left open when it died.
 
@@ -352,6 +367,7 @@ class Coordinator:
         assert self.archive is not None
         number = current.number
         if not self.archive.has("round", number):
+            self._drop_words(number, current.scheduled)
             current.aborted, current.included = "the server stopped before it had the sum", ()
             self.note(f"round {number} aborted, the model is unchanged: {current.aborted}")
             self.recorder.close(current, model, None, None)

@@ -96,11 +96,15 @@ class GivenReport(Struct, frozen=True):
 
 
 class OwnProducts(Struct, frozen=True):
-    """A member's part in the gain of a round, and what is wrong with the direction, if anything."""
+    """A member's part in the gain of a round, and what is wrong with the direction, if anything.
+
+    With words of 8 bytes also the products of its masks, by peer.
+    """
 
     product: str = "0"
     blocks: list[float] = []
     problem: str = ""
+    pairs: dict[str, int] = {}
 
 
 TERMS: Final = Value[Agreed]("terms", Agreed)
@@ -116,6 +120,9 @@ SETTLEMENT: Final = Value[bytes]("settlement", bytes)  # the manifest that it ac
 POOL: Final = Value[ShownPool]("pool", ShownPool)
 AGREED: Final = Value[Accord]("agreed", Accord)  # its answer
 STATEMENT: Final = Value[bytes]("statement", bytes)  # its answer
+OPENED: Final = Value[str]("opened", str)  # for which statements it opened its number, by their hash
+DRAWN: Final = Value[str]("drawn", str)  # the seed of the only draw that it signed
+SEALED: Final = Value[str]("sealed", str)  # the seed of the draw for which it handed over keys
 SETTLED: Final = Value[bytes]("settled", bytes)  # what it countersigned
 CLOSES: Final = Value[int]("closes", int)  # when the window closes that it signed
 # of each round:

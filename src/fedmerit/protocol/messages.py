@@ -30,7 +30,8 @@ from fedmerit.secagg.messages import Wire, decoded, list_limit
 
 Exchange = Literal[
     "join", "advertise", "share", "train", "check", "unmask", "report",
-    "last", "open", "agree", "agreed", "state", "table", "pairs", "settle", "close",
+    "last", "open", "agree", "agreed", "state", "draw", "drawn", "seal", "witness", "table", "pairs",
+    "settle", "close",
 ]  # fmt: skip
 EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
 PROTOCOL: Final = 1
@@ -68,6 +69,8 @@ class Signed(Wire, frozen=True):
 
 SignedTexts = Annotated[dict[str, Signed], MEMBERS]
 """By member."""
+Texts = Annotated[tuple[Signed, ...], Meta(max_length=4096)]
+"""By round."""
 
 
 class AskBody(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -105,6 +108,7 @@ class Accord(Wire, frozen=True):
 
     wrong: Rounds
     released: Rounds
+    draw: Hash  # of the number that it opens for the draw of witnesses
     signature: Signature
 
 
@@ -123,10 +127,37 @@ class StateAsk(AskBody, frozen=True):
     agreed: Accords
 
 
+class DrawAsk(AskBody, frozen=True):
+    statements: Annotated[dict[str, Hash], MEMBERS]  # hashes of all that were made
+    committed: Annotated[dict[str, Hash], MEMBERS]  # hashes of their authors' numbers
+
+
+class NonceAnswer(Wire, frozen=True):
+    """The answer to ``draw``: the number that its author committed to when it agreed."""
+
+    nonce: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    signature: Signature
+
+
+class DrawnAsk(DrawAsk, frozen=True):
+    openings: Annotated[dict[str, NonceAnswer], MEMBERS]
+
+
+class SealAsk(AskBody, frozen=True):
+    seed: Hash
+    drawn: Annotated[dict[str, Signature], MEMBERS]  # under the seed of the draw
+
+
+class WitnessAsk(AskBody, frozen=True):
+    lists: tuple[bytes, bytes, bytes]  # the signed heads of the round: advertise, share, masked
+    tables: SignedTexts
+    sealed: SignedTexts
+
+
 class TableAsk(AskBody, frozen=True):
     statements: SignedTexts
-    sum: str | None = None  # of all statements, if these are withheld
-    along: dict[str, str | int | None] | None = None  # a direction that is not in the manifest
+    along: dict[str, str | int | None]  # the direction of a block, which is not in the manifest
+    total: str | None = None  # of all parts, if statements are withheld
 
 
 class PairsAsk(AskBody, frozen=True):
@@ -152,6 +183,10 @@ ASKS: Final[Mapping[Exchange, type[AskBody]]] = {
     "open": OpenAsk,
     **dict.fromkeys(("last", "agree", "agreed"), AskBody),
     "state": StateAsk,
+    "draw": DrawAsk,
+    "drawn": DrawnAsk,
+    "seal": SealAsk,
+    "witness": WitnessAsk,
     "table": TableAsk,
     "pairs": PairsAsk,
     "settle": SettleAsk,
@@ -161,10 +196,11 @@ _ARRAYS: Final[Mapping[str, tuple[set[str], set[str]]]] = {
     "report": ({"sum"}, SLICE),
     "open": (SLICE, set()),
     "agree": ({"g", "m0", "sum"}, set()),
-    "table": ({"g"}, {"m0", "sum"}),
+    "witness": ({"g"}, set()),
+    "table": ({"g", "m0", "sum"}, set()),
 }
 """The arrays that a message must have, and those that it may have."""
-_LONG: Final = ("open", "state", "table", "pairs", "settle")
+_LONG: Final = ("open", "state", "draw", "drawn", "seal", "witness", "table", "pairs", "settle")
 
 
 class Joined(Wire, frozen=True):
@@ -181,10 +217,10 @@ class ReportAnswer(Signed, frozen=True):
     keys: bytes
 
 
-class Tabled(Signed, frozen=True):
-    """The answer to a request for a table, with the masked words again."""
+class StateAnswer(Signed, frozen=True):
+    """The answer to ``state``: a statement, and with words of 8 bytes a table of masks for each round."""
 
-    words: bytes
+    tables: Texts
 
 
 Opened = Annotated[tuple[tuple[str, bytes], ...], MEMBERS]

@@ -1,16 +1,17 @@
-"""Who lied in a settlement: the server asks for tables of masks, around `fedmerit.secagg.naming`.
+"""What masks prove in a settlement, and who lied: the server's side, around `fedmerit.secagg.naming`.
 
-Only where everybody in a round's sum has stated and the equation fails, or the parts of a block do not add
-up. Each member signs the products of its masks with the direction of the round, or of that block, and sends
-its masked words again; where the two ends of a pair differ, both are asked to open its key. A member takes
-part only if it is shown signed statements that do not add up. The manifest fixes no direction of a block, so
-a member recomputes that one first, and compares its own product with the part that it stated: whoever
-answers cannot be named for it (`fedmerit.protocol.settler`).
+Of each round, the server has everybody's masked words, the tables that came with the statements, and what
+witnesses signed: so every stated number is proved, or somebody is named, or silent. Nothing more is recorded
+of a round in which every number is proved as it was stated; of any other, a record ``verdict`` with its
+evidence.
+
+Where parts of a block do not add up, members are asked for tables along that block. The manifest fixes no
+direction of a block, so a member recomputes that one first, and compares its own product with the part that
+it stated: whoever answers cannot be named for it (`fedmerit.protocol.prover`).
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,7 +42,6 @@ from fedmerit.protocol.messages import (
     Parcel,
     Signed,
     TableAsk,
-    Tabled,
     answer_of,
     parsed,
 )
@@ -54,8 +54,10 @@ from fedmerit.protocol.settlement import (
     name_hash,
     table_limit,
     table_of,
+    words_kind,
 )
 from fedmerit.protocol.terms import archived_task
+from fedmerit.protocol.witness import KINDS, Book
 from fedmerit.secagg.messages import decoded
 from fedmerit.secagg.quantise import Direction, direction_hash
 from fedmerit.secagg.setting import Setting, Task
@@ -76,6 +78,7 @@ class Desk:
     archive: Archive
     statements: dict[str, tuple[Statement, bytes]] = field(default_factory=dict)
     handed: dict[tuple[str, int], dict[str, bytes]] = field(default_factory=dict)  # answers given by hand
+    products: dict[tuple[int, str], int] = field(default_factory=dict)  # <y_i, g> by round and member
 
     @property
     def recorder(self) -> Recorder:
@@ -146,11 +149,39 @@ class Desk:
     def answers(
         self, kind: Exchange, along: Along, asks: Mapping[str, Parcel]
     ) -> Iterator[tuple[str, bytes]]:
+        """Yield members' answers about a direction, as `collected` does."""
+        return self.collected(kind, along.round, asks, _label(kind, along))
+
+    def collected(
+        self, kind: Exchange, number: int, asks: Mapping[str, Parcel], label: str = ""
+    ) -> Iterator[tuple[str, bytes]]:
         """Yield members' answers: those that were handed in, then those of members who can be asked."""
-        handed = self.handed.get((_label(kind, along), along.round), {})
+        handed = self.handed.get((label or kind, number), {})
         yield from ((name, handed[name]) for name in asks if name in handed)
         if rest := {name: ask for name, ask in asks.items() if name not in handed}:
             yield from self.coordinator.transport.exchange(kind, rest)
+
+    def book(self, manifest: Manifest) -> Book:
+        """Return what the ledger has of witnesses."""
+        signed = self.recorder.signed
+        records = ((author, kind, body) for kind in KINDS for author, body, _ in signed(kind))
+        return Book.read(manifest, self.config, records)
+
+    def tables(self, manifest: Manifest, along: Along) -> dict[str, tuple[MaskTable, Signed]]:
+        """Return what members signed of their masks in a direction, according to the ledger."""
+        where, found = (self.recorder.run, manifest.digest, along), {}
+        for name, body, signature in self.recorder.signed("table"):
+            if (body["round"], body["block"]) == (along.round, along.block):
+                found[name] = table_of(name, body, *where), Signed(canonical(body), signature)
+        return found
+
+    def attempt(self, manifest: Manifest, entry: Entry, evidence: Evidence) -> tuple[Setting, Task]:
+        """Return setting and task of a round, as its members had them."""
+        recorder, number = self.recorder, entry.round
+        (scheduled,) = (round.scheduled for round in recorder.rounds if round.number == number)
+        setting = recorder.agreed.setting(recorder.run, number, scheduled, recorder.roster)
+        archived, size = self.archive.load("round", number), manifest.coordinates
+        return setting, archived_task(archived, self.config, entry.m0, size, scheduled, evidence.extra)
 
 
 def _label(kind: Exchange, along: Along) -> str:
@@ -159,36 +190,82 @@ def _label(kind: Exchange, along: Along) -> str:
 
 
 def named(desk: Desk, settled: Settled) -> Settled:
-    """Return the settlement with what masks prove wherever everybody stated and it does not add up.
+    """Return the settlement with what masks prove of every round, and where parts do not add up.
 
-    Who does not show its masks is silent there, and is asked again whenever this is called again. The
+    Who has not shown what it takes is silent there, and is asked again whenever this is called again. The
     settlement is not final until it answers, or t members close it without.
     """
     for equation in settled.equations:
-        failing = () if equation.holds or equation.missing else (None,)
-        for block in (*failing, *equation.odd):
+        for block in (None, *equation.odd):
             before = settled.verdicts.get((equation.round, block))
             # the direction of a block needs the gradient once
             known = block is None or desk.archive.has(f"direction-{block}", equation.round)
             if (before is None or before.silent) and (known or desk.gradient is not None):
-                settled = settled.judged(_Naming(desk, settled, equation, block).recorded())
+                found = _Naming(desk, settled, equation, block).recorded(anew=before is not None)
+                settled = settled if found is None else settled.judged(found)
     for round, liars in settled.named.items():
         for name, why in liars.items():
             desk.coordinator.note(f"{name} lied in round {round} ({why}), as its masks prove")
     return settled
 
 
-def proof_of(along: Along, verdict: Verdict) -> Proof:
-    """Return what a verdict says of a direction; along a block, a false number is a false part."""
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What a direction is judged by: whatever the server, or a reader of the ledger and the archive, has."""
+
+    entry: Entry
+    along: Along
+    g: Direction
+    setting: Setting
+    task: Task
+    evidence: Evidence
+    tables: Mapping[str, MaskTable]
+    products: Mapping[str, int]  # <y_i, g> of everybody in the sum
+    statements: Mapping[str, Statement]  # of everybody who stated
+    book: Book
+
+    def judged(self) -> tuple[Verdict, Proof, Evidence]:
+        """Return what is proved, as it is recorded, and the evidence with all keys that were shown."""
+        from fedmerit.secagg.naming import judge
+        from fedmerit.secagg.witness import Weighed
+
+        evidence, weighed, stated = self.evidence, Weighed({}, {}), {*self.statements}
+        if self.along.block is None:
+            attempt = evidence.check(self.setting, self.task)
+            here = [name for name in self.entry.participants if name in stated]
+            weighed = self.book.weigh(self.entry, self.setting, attempt, self.tables, here)
+            for pair, key in weighed.keys.items():
+                evidence = evidence.with_opened(self.setting, *pair, key)
+        fits = {
+            name: fitting(self.statements[name], self.entry, self.along)
+            for name in self.entry.participants
+            if name in stated
+        }
+        products = {name: value for name, value in self.products.items() if name in stated}
+        about = (self.setting, self.task, self.g, evidence, self.tables, products, fits)
+        verdict = judge(*about, self.along.product, weighed.values)
+        return verdict, proof_of(self.along, verdict, weighed.silent), evidence
+
+    def is_plain(self, proof: Proof, evidence: Evidence) -> bool:
+        """Return whether everybody who stated is proved to have stated the truth, and no key was shown."""
+        return not (proof.named or evidence.opened or {*proof.silent} & {*self.statements})
+
+
+def proof_of(along: Along, verdict: Verdict, more: Sequence[str] = ()) -> Proof:
+    """Return what a verdict says of a direction; along a block, a false number is a false part.
+
+    ``more`` are silent about something else.
+    """
     values = {name: value for name, value in verdict.values.items() if value is not None}
     liars: dict[str, str] = dict(verdict.named)
     if along.block is not None:
         liars = {name: "part" if why in ("stated", "range") else why for name, why in liars.items()}
-    return Proof(along, values, liars, silent_in(verdict))
+    silent = {*silent_in(verdict), *more}
+    return Proof(along, values, liars, tuple(name for name in verdict.values if name in silent))
 
 
 def silent_in(verdict: Verdict) -> tuple[str, ...]:
-    """Return who has not shown what would prove its product: its table, its words, the key of a dispute.
+    """Return who has not shown what would prove its product: its table, the key of a dispute.
 
     In a small sum nobody may open a key. Who disputes with one member only, who disputes with several, is
     not to suffer from that.
@@ -204,84 +281,67 @@ def silent_in(verdict: Verdict) -> tuple[str, ...]:
 
 
 class _Naming:
-    """One direction in which statements do not add up: the server collects tables, words and opened keys."""
+    """One direction of a round: the server judges it, and collects tables along blocks and opened keys."""
 
     def __init__(self, desk: Desk, settled: Settled, equation: Equation, block: int | None) -> None:
         self.desk, self.manifest, self.entry = desk, settled.manifest, equation.entry
         self.coordinator, self.recorder = desk.coordinator, desk.recorder
         self.along, self.arrays = desk.along(settled.manifest, equation, block)
-        self.g: Direction = self.arrays["g"]
-        self.stated = {name: settled.statements[name] for name in equation.participants}
-        self.evidence = evidence_in(desk.archive, equation.round)
-        self.setting, self.task = self._attempt()
-        self.sent = self.evidence.check(self.setting, self.task).digests  # of the words in the round
-        self.tables: dict[str, tuple[MaskTable, Signed]] = {}
-        self.products: dict[str, int] = {}
-        self.where = (self.recorder.run, settled.manifest.digest, self.along)
+        evidence = evidence_in(desk.archive, equation.round)
+        for body in self.recorder.recorded("verdict"):
+            if body["round"] == equation.round:
+                evidence = replace(evidence, opened=recorded_evidence(body)[0].opened)
+        self.evidence = evidence
+        self.setting, self.task = desk.attempt(settled.manifest, equation.entry, evidence)
+        self.statements, g = settled.statements, self.arrays["g"]
+        self.tables = desk.tables(settled.manifest, self.along)
+        self.products = {name: self._product(name, g) for name in equation.participants}
 
-    def _attempt(self) -> tuple[Setting, Task]:
-        recorder, number = self.recorder, self.entry.round
-        (scheduled,) = (round.scheduled for round in recorder.rounds if round.number == number)
-        setting = recorder.agreed.setting(recorder.run, number, scheduled, recorder.roster)
-        archived, size = self.desk.archive.load("round", number), self.manifest.coordinates
-        extra = self.evidence.extra
-        return setting, archived_task(archived, recorder.config, self.entry.m0, size, scheduled, extra)
+    def _product(self, name: str, g: Direction) -> int:
+        """Return <y_i, g>, from the masked words that the server kept."""
+        key = self.entry.round, f"{name} {self.along.g}"
+        if key not in self.desk.products:
+            self.desk.products[key] = masked_product(self.desk.archive, self.entry.round, name, g)
+        return self.desk.products[key]
 
-    def recorded(self) -> dict[str, Any]:
-        """Find out who lied; return the verdict as it is recorded, with its evidence."""
-        self._recall()
-        self._ask_tables()
-        verdict = self._judge()
+    def recorded(self, *, anew: bool) -> dict[str, Any] | None:
+        """Find out who lied; return the verdict as it is recorded, with its evidence, or None if none is due.
+
+        One is due if there was one before (``anew``), or if not every number is proved as it was stated.
+        """
+        if self.along.block is not None:
+            self._ask_tables()
+        verdict, proof, evidence = self._case().judged()
         if verdict.disputed:
             self._ask_keys(verdict.disputed)
-            verdict = self._judge()
+            verdict, proof, evidence = self._case().judged()
         self._keep_asks(verdict)
+        if self.along.block is None and not anew and self._case().is_plain(proof, evidence):
+            return None
         products = {name: str(value) for name, value in sorted(self.products.items())}
-        evidence = {**self.evidence.to_dict(), "products": products}
-        proof = proof_of(self.along, verdict).body()
-        body = {**proof, "settlement": self.manifest.digest, "evidence": evidence}
+        shown = {**evidence.to_dict(), "products": products}
+        body = {**proof.body(), "settlement": self.manifest.digest, "evidence": shown}
         self.recorder.state("verdict", body)
         return body
 
-    def _recall(self) -> None:
-        """Take what members showed when they were asked before."""
-        from fedmerit.secagg.naming import product
-
-        archive, round = self.desk.archive, self.entry.round
-        for name, body, signature in self.recorder.signed("table"):
-            if (body["round"], body["block"]) == (round, self.along.block):
-                self.tables[name] = table_of(name, body, *self.where), Signed(canonical(body), signature)
-                if archive.has(kind := f"words-{name_hash(name)}", round):
-                    self.products[name] = product(archive.load(kind, round)[name].tobytes(), self.g)
-        for body in self.recorder.recorded("verdict"):
-            if body["round"] == round:
-                evidence, _ = recorded_evidence(body)
-                self.evidence = replace(self.evidence, opened=evidence.opened)
-
-    def _judge(self) -> Verdict:
-        from fedmerit.secagg.naming import judge
-
+    def _case(self) -> Case:
         tables = {name: table for name, (table, _) in self.tables.items()}
-        fits = {name: fitting(stated, self.entry, self.along) for name, stated in self.stated.items()}
-        about = (self.setting, self.task, self.g, self.evidence)
-        return judge(*about, tables, self.products, fits, self.along.product)
+        where = (self.entry, self.along, self.arrays["g"], self.setting, self.task, self.evidence)
+        return Case(*where, tables, self.products, self.statements, self.desk.book(self.manifest))
 
     def _ask_tables(self) -> None:
-        """Ask everybody in the sum for its table and its masked words; record what they sign."""
-        from fedmerit.secagg.naming import product
-
+        """Ask everybody in the sum for its table along a block; record what they sign."""
         number, asks = self.entry.round, self._table_asks(self.entry.participants)
         for name, answer in self.desk.answers("table", self.along, asks):
             try:
-                shown = answer_of(name, answer, Tabled, "table", self._most())
-                table = self._take(name, parsed(shown.text, "table"), shown.signature)
-                self.tables[name] = table, Signed(shown.text, shown.signature)
-                if hashlib.sha256(shown.words).hexdigest() == self.sent[name]:
-                    self.products[name] = product(shown.words, self.g)
-                    words = {name: np.frombuffer(shown.words, np.uint8)}
-                    self.desk.archive.save(f"words-{name_hash(name)}", number, words)
-                else:
-                    self.coordinator.note(f"{name} sent other words than in round {number}")
+                shown = answer_of(name, answer, Signed, "table", self._most())
+                body = parsed(shown.text, "table")
+                table = table_of(name, body, self.recorder.run, self.manifest.digest, self.along)
+                if name in self.tables and self.tables[name][0] != table:
+                    raise MessageError("has signed another table before", stage="table", member=name)
+                if not self.recorder.said(name, "table", body, shown.signature):
+                    raise MessageError("did not sign its table", stage="table", member=name)
+                self.tables[name] = table, shown
             except (FedmeritError, ValueError) as error:
                 self.coordinator.note(f"round {number}: refused: {error!s:.200}")
 
@@ -291,16 +351,14 @@ class _Naming:
         Where statements are withheld, each is shown its own, and what all of them add up to.
         """
         shown, number, block = self.desk.shown_statements(), self.entry.round, self.along.block
-        along = None if block is None else self.along.body()  # that of the round is in the manifest
+        along = self.along.body()
         if self.desk.config.scoring.visibility == "all":
-            ask = self.coordinator.ask("table", number, TableAsk(shown, along=along), self.arrays)
+            ask = self.coordinator.ask("table", number, TableAsk(shown, along), self.arrays)
             return dict.fromkeys(names, ask)
-        key, stated = str(number), self.stated.values()
-        if block is None:
-            total = str(sum(statement.rounds[key] for statement in stated))
-        else:
-            total = exact(sum(statement.blocks[key][block] for statement in stated))
-        bodies = {name: TableAsk({name: shown[name]}, total, along) for name in names}
+        assert block is not None
+        stated = (self.statements[name].blocks[str(number)][block] for name in self.entry.participants)
+        total = exact(sum(stated))
+        bodies = {name: TableAsk({name: shown[name]}, along, total) for name in names}
         return {
             name: self.coordinator.ask("table", number, body, self.arrays) for name, body in bodies.items()
         }
@@ -308,7 +366,7 @@ class _Naming:
     def _keep_asks(self, verdict: Verdict) -> None:
         """Keep what members who are silent can still answer by hand: for their tables, else for keys."""
         unshown = [name for name in silent_in(verdict) if name in verdict.unproved]
-        for name, ask in self._table_asks(unshown).items():
+        for name, ask in self._table_asks(unshown).items() if self.along.block is not None else ():
             self.desk.keep_for(name, "table", self.along, ask)
         for name, ask in self._key_asks(verdict.disputed).items():
             self.desk.keep_for(name, "pairs", self.along, ask)
@@ -324,17 +382,9 @@ class _Naming:
             for name, tables in peers.items()
         }
 
-    def _take(self, name: str, body: Mapping[str, Any], signature: bytes) -> MaskTable:
-        table = table_of(name, body, *self.where)
-        if name in self.tables and self.tables[name][0] != table:
-            raise MessageError("has signed another table before", stage="table", member=name)
-        if not self.recorder.said(name, "table", body, signature):
-            raise MessageError("did not sign its table", stage="table", member=name)
-        return table
-
     def _most(self) -> int:
-        """Return the most bytes of a table, with the words beside it."""
-        return table_limit(self.setting.members) + self.task.encoding.word_bytes * self.task.encoding.words
+        """Return the most bytes of a table."""
+        return table_limit(self.setting.members)
 
     def _ask_keys(self, disputed: Sequence[tuple[str, str]]) -> None:
         """Ask both ends of every disputed pair for its key."""
@@ -354,6 +404,13 @@ def evidence_in(archive: Archive, round: int) -> Evidence:
     from fedmerit.secagg.naming import Evidence
 
     return decoded(archive.load("masks", round)["proof"].tobytes(), Evidence, "evidence")
+
+
+def masked_product(archive: Archive, round: int, name: str, g: Direction) -> int:
+    """Return <y_i, g> modulo 2^64, from the masked words that were archived when they came."""
+    from fedmerit.secagg.naming import product
+
+    return product(archive.load(words_kind(name), round)[name].data, g)
 
 
 def recorded_evidence(body: Mapping[str, Any]) -> tuple[Evidence, Mapping[str, str]]:

@@ -6,8 +6,9 @@ Every member in the sum of a round states one integer, its product with the publ
 .. math:: \sum_i \Phi_i = \langle X, g \rangle,
 
 exactly. Everybody who is in the sum and honest states the truth, so the others cannot raise their total: it
-is what is left. If all stated and the equation fails, the masks that were sent in the round say who lied
-(:mod:`fedmerit.secagg.naming`).
+is what is left. The masks that were sent in the round prove everybody's product
+(:mod:`fedmerit.secagg.naming`), and a drawn witness checks what both ends of a pair say of their mask
+(:mod:`fedmerit.protocol.witness`).
 """
 
 from __future__ import annotations
@@ -47,13 +48,15 @@ class Statement:
     """What one member states, by the number of each round that it was summed in.
 
     ``rounds`` are its products, ``blocks`` its update's products with the gradient of every block, for
-    standard errors; ``settlement`` is the digest of the manifest.
+    standard errors; ``settlement`` is the digest of the manifest, ``masks`` the hash of its tables of masks
+    (`tables_hash`), empty with words of 4 bytes.
     """
 
     member: str
     settlement: str
     rounds: Mapping[str, int]
     blocks: Mapping[str, tuple[float, ...]]
+    masks: str = ""
     salt: str = field(default_factory=new_salt, compare=False)
 
     def body(self, run: str) -> dict[str, Any]:
@@ -62,6 +65,7 @@ class Statement:
             "run": run,
             "salt": self.salt,
             "settlement": self.settlement,
+            "masks": self.masks,
             "rounds": {key: str(value) for key, value in self.rounds.items()},
             "blocks": {key: [f"{value:.7g}" for value in values] for key, values in self.blocks.items()},
         }
@@ -74,7 +78,8 @@ class Statement:
             try:
                 rounds = {str(key): whole_number(value) for key, value in body["rounds"].items()}
                 blocks = {str(key): tuple(map(float, values)) for key, values in body["blocks"].items()}
-                read = cls(member, str(body["settlement"]), rounds, blocks, str(body["salt"]))
+                where = str(body["settlement"]), rounds, blocks
+                read = cls(member, *where, str(body["masks"]), str(body["salt"]))
                 same = read.body(manifest.run) == dict(body)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise MessageError(f"not a statement: {error!r:.120}") from None
@@ -99,13 +104,17 @@ def statement_limit(manifest: Manifest) -> int:
     return STATEMENT * (2 + len(manifest.rounds))
 
 
-def agreement(run: str, settlement: str, wrong: Sequence[int], released: Sequence[int]) -> dict[str, Any]:
+def agreement(
+    run: str, settlement: str, wrong: Sequence[int], released: Sequence[int], draw: str
+) -> dict[str, Any]:
     """Return what a member signs after it has recomputed every direction.
 
     ``wrong`` are rounds whose direction, model or sum is not what it should be; ``released`` those that the
-    manifest lacks although this member released shares for their sum.
+    manifest lacks although this member released shares for their sum. ``draw`` is the hash of the number that
+    it opens for the draw of witnesses.
     """
-    return {"run": run, "settlement": settlement, "wrong": list(wrong), "released": list(released)}
+    rounds = {"wrong": list(wrong), "released": list(released)}
+    return {"run": run, "settlement": settlement, **rounds, "draw": draw}
 
 
 def last_round(run: str, number: int) -> dict[str, Any]:
@@ -124,11 +133,21 @@ def name_hash(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
+def words_kind(name: str) -> str:
+    """Return the kind of archive file that holds a member's masked words of a round."""
+    return f"words-{name_hash(name)}"
+
+
 def table_body(run: str, settlement: str, along: Along, table: MaskTable) -> dict[str, Any]:
     """Return what a member signs of its masks in a direction."""
     pairs = {peer: str(value) for peer, value in table.pairs.items()}
     where = {"run": run, "settlement": settlement, **along.body()}
-    return {**where, "pairs": pairs, "masked": str(table.masked)}
+    return {**where, "pairs": pairs}
+
+
+def tables_hash(tables: Iterable[Mapping[str, Any]]) -> str:
+    """Return the hash of a member's tables of masks, as it signs them, in the order of the rounds."""
+    return hashlib.sha256(b"fedmerit/tables/1\n" + canonical([*tables])).hexdigest()
 
 
 def table_limit(members: Sequence[str]) -> int:
@@ -142,7 +161,7 @@ def table_of(member: str, body: Mapping[str, Any], run: str, settlement: str, al
 
     try:
         pairs = {str(peer): whole_number(value) for peer, value in body["pairs"].items()}
-        table = MaskTable(member, pairs, whole_number(body["masked"]))
+        table = MaskTable(member, pairs)
         same = table_body(run, settlement, along, table) == dict(body)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise MessageError(f"not a table of masks: {error!r:.100}", stage="table", member=member) from None
@@ -302,6 +321,7 @@ class Settled:
     verdicts: Verdicts = field(default_factory=dict)
     closes: int | None = None
     final: bool = False
+    pairs: tuple[int, int] = (0, 0)  # how many pairs of members in sums are witnessed, and how many there are
     withheld: tuple[str, ...] = ()  # in a copy: who stated what its reader may not see
     told: Sequence[Mapping[str, Any]] | None = None  # in such a copy: the equations as they are recorded
 
@@ -347,8 +367,14 @@ class Settled:
 
     @property
     def unproved(self) -> tuple[str, ...]:
-        """Everybody who stated, and was silent about its masks when an equation failed."""
-        return _each(name for each in self.silent.values() for name in each)
+        """Everybody who stated, and has not shown what would prove it: of its masks, or as a witness."""
+        stated = {*self.statements, *self.withheld}
+        return _each(name for each in self.silent.values() for name in each if name in stated)
+
+    @property
+    def witnessed(self) -> bool:
+        """Whether a witness, or an opened key, proves what both ends say of each pair of members."""
+        return self.pairs[0] == self.pairs[1] > 0
 
     @property
     def awaited(self) -> tuple[str, ...]:
@@ -434,6 +460,7 @@ class Settled:
             "named": list(self.liars),
             "missing": list(self.missing),
             "silent": list(self.unproved),
+            "witnessed": list(self.pairs),
             "closes": self.closes,
             "final": self.final,
         }

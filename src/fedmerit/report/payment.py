@@ -223,6 +223,8 @@ def propose(facts: Facts, budget: str, chosen: Mapping[str, Any], *, dry_run: bo
     rounds = facts.source.closed
     notes: list[str] = [*divided.notes, *facts.absence_notes, *in_words(aborted(rounds), unreported(rounds))]
     notes += facts.source.notes
+    if account is not None and not account.witnessed:
+        notes.append(Note("settlement-credit"))
     if coin and decimals_assumed(coin):
         notes.append(Note("decimals-assumed", currency=coin))
     return Proposal(

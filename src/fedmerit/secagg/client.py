@@ -1,6 +1,7 @@
 """A member of one attempt at one round. It takes the server's bytes and returns its own; it does no I/O.
 
-`masked_again`, `project` and `open_pair` prove, long after the round, what `naming` asks for.
+`products`, `tell` and `open_pair` prove, long after the round, what `naming` asks for. `hand_over` and
+`channel` are for the witnesses of pairs (`witness`).
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from fedmerit.secagg.messages import (
     seal,
     seen_of,
 )
-from fedmerit.secagg.naming import MaskTable, mask_products, product, refuse_direction
+from fedmerit.secagg.naming import MaskTable, mask_products, refuse_direction
 from fedmerit.secagg.plain import PlainClient, State
-from fedmerit.secagg.quantise import Direction, Words, direction_hash
+from fedmerit.secagg.quantise import Direction, Words
 from fedmerit.secagg.setting import Released, Setting, Update, pack
 
 if TYPE_CHECKING:
@@ -194,25 +195,32 @@ class Client(PlainClient):
             self._refuse_other_words(payload)
             return payload
 
-    def project(self, direction: Direction, payload: bytes | memoryview, purpose: str = "") -> MaskTable:
-        """Return the products of this member's masks and of its masked words with a public direction.
+    def products(
+        self, direction: Direction, delta: npt.NDArray[np.floating[Any]]
+    ) -> tuple[dict[str, int], Words]:
+        """Return the products of this member's masks with a direction, by peer, and the integers it masked.
 
-        It answers one direction for each purpose in an attempt: every direction tells one more number about
-        its update, which its owner must have told before. Store the client before you send the table.
-        ``payload`` is what `masked_again` returned.
+        Raise `BindingError` for another update than was sent. Nothing is told yet (`tell`).
         """
         with placing("naming", self.name):
-            s, task = self._state, self.task
-            refuse_direction(task.encoding, direction)
-            self._refuse_other_words(payload)
-            digest = direction_hash(direction)
-            if purpose in s.told and s.told[purpose][0] != digest:
+            refuse_direction(self.task.encoding, direction)
+            self.masked_again(delta)
+            binding = self.task.binding(self.setting)
+            keys = {peer: masks.stream_key(self._pair_key(peer), binding) for peer in self._state.pairs}
+            return mask_products(keys, direction), self.words(delta)
+
+    def tell(self, direction: str, products: Mapping[str, int], purpose: str = "") -> MaskTable:
+        """Return a table of these products to be signed; ``direction`` is the hash of theirs.
+
+        It tells of one direction for each purpose in an attempt: every direction tells one more number about
+        its update, which its owner must have told before. Store the client before you send the table.
+        """
+        with placing("naming", self.name):
+            told = self._state.told
+            if purpose in told and told[purpose][0] != direction:
                 raise RefusedError("has answered a different direction")
-            binding = task.binding(self.setting)
-            streams = {peer: masks.stream_key(self._pair_key(peer), binding) for peer in s.pairs}
-            products = mask_products(streams, direction)
-            s.told[purpose] = digest, products
-            return MaskTable(self.name, dict(products), product(payload, direction))
+            told[purpose] = direction, dict(products)
+            return MaskTable(self.name, dict(products))
 
     def open_pair(self, peer: str, ours: MaskTable, theirs: MaskTable, purpose: str = "") -> bytes:
         """Return the key of the mask with a peer who signed a different product of it than this member did.
@@ -238,6 +246,32 @@ class Client(PlainClient):
                 )
             s.opened = sorted(opened)
             return self._pair_key(peer)
+
+    @property
+    def masked_peers(self) -> tuple[str, ...]:
+        """The members of the sum with whom this member has a mask."""
+        return tuple(peer for peer in self._state.pairs if peer in self._state.survivors)
+
+    def hand_over(self, peer: str, witness: str, seed: bytes) -> tuple[bool, bytes]:
+        """Return the key of the mask with a peer for its witness: whether it is open, and the bytes.
+
+        It is sealed under a secret that the two share, unless one of them committed falsely to their mask:
+        an honest member knows then that the witness is not, who would have seen the key anyway. The caller
+        knows from a draw that t members signed that this is the witness.
+        """
+        with placing("naming", self.name):
+            if peer not in self.masked_peers or witness not in {*self.survivors} - {peer, self.name}:
+                raise RefusedError(f"has no mask with {peer} in the sum that {witness} could witness")
+            key = self._pair_key(peer)
+            if witness not in self.masked_peers:
+                return True, key
+            pair = masks.in_order(self.setting, self.name, peer)
+            return False, masks.seal_key(self.channel(witness), self.setting, seed, self.name, pair, key)
+
+    def channel(self, peer: str) -> bytes:
+        """Return the secret that this member shares with a peer; who shows it proves what the peer sealed."""
+        s = self._state
+        return masks.agree(s.mask, s.keys[peer][0], stage="naming", peer=peer)
 
     # ------------------------------------------------------------------------------------------- inner parts
 

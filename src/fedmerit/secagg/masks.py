@@ -321,6 +321,30 @@ def open_shares(shared: bytes, session: bytes, dealer: str, holder: str, sealed:
         raise ShareError("dealt a share that does not decrypt", stage="share", member=dealer) from None
 
 
+def seal_key(
+    shared: bytes, setting: Setting, seed: bytes, sender: str, pair: tuple[str, str], key: bytes
+) -> bytes:
+    """Encrypt the key of a sender's pair for the witness with whom it shares a secret, in one way.
+
+    Each such key encrypts this one message, so the nonce is constant, and an answer can be repeated.
+    """
+    return _for_witness(shared, setting, seed, sender, pair).encrypt(bytes(12), key, None)
+
+
+def open_key(
+    shared: bytes, setting: Setting, seed: bytes, sender: str, pair: tuple[str, str], sealed: bytes
+) -> bytes | None:
+    """Decrypt what `seal_key` made; None for anything else."""
+    try:
+        return _for_witness(shared, setting, seed, sender, pair).decrypt(bytes(12), sealed, None)
+    except (InvalidTag, ValueError):
+        return None
+
+
+def _for_witness(shared: bytes, setting: Setting, seed: bytes, sender: str, pair: tuple[str, str]) -> AESGCM:
+    return AESGCM(derive(shared, "witness", setting.session, seed, sender, *pair))
+
+
 def _cipher(shared: bytes, session: bytes, dealer: str, holder: str) -> AESGCM:
     return AESGCM(derive(shared, "share encryption", session, dealer, holder))
 

@@ -12,14 +12,16 @@ with b_i its self-mask and m_ij = m_ji the mask of a pair (`masks.masked_with`).
 .. math:: \langle q_i, g \rangle = \langle y_i, g \rangle - \langle b_i, g \rangle
     - \sum_j \epsilon_{ij} c_{ij} \pmod{2^{64}}.
 
-y_i fits the digest that i signed, b_i the seed that was rebuilt. Each member signs its c_ij (`MaskTable`).
-Where the two ends differ, one of them opens the key of the pair, and who signed the wrong number is named.
+The server kept y_i, which fits the digest that i signed; b_i is of the seed that was rebuilt. Each member
+signs its c_ij (`MaskTable`). Where the two ends differ, the key of the pair is opened, and who signed the
+wrong number is named. Two ends that agree on a false c_ij would move credit between each other, and to nobody
+else: a drawn witness of each pair finds that out (`witness`).
 
 - Nobody honest is named: whatever is compared with an honest member's numbers equals them.
 - The values add up to the sum without the masks that the server removed, whatever the c_ij are. So if all are
   known and do not add up to <X, g>, X is false and the server is named.
-- Two ends that agree on a false c_ij move credit between each other, and to nobody else.
-- A silent member is missing, never blamed. The values of its peers are then not proved either.
+- A silent member is missing, never blamed. The values of its peers are then not proved, unless a witness of
+  the pair signed the peer's number.
 
 A second direction would tell a second product, and an opened key takes a mask away. `Client.project`
 therefore answers one direction for each purpose, and `Client.open_pair` keeps two masks with members of the
@@ -49,11 +51,10 @@ Key = TypeVar("Key", bound=Hashable)
 Pair = tuple[str, str]
 """Two members in the order of the schedule."""
 
-Reason = Literal["stated", "part", "pair", "masked", "range", "sum"]
+Reason = Literal["stated", "part", "pair", "range", "sum"]
 """For what somebody is named: it stated another product than its masks prove or than its own table gives
-("part" where that is a part of a block); it signed a wrong c_ij; its table holds another product of its
-masked words; it stated more than `largest_stated` in an equation that fails by a multiple of 2^64; X is not
-the sum (the server)."""
+("part" where that is a part of a block); it signed a wrong c_ij; it stated more than `largest_stated` in an
+equation that fails by a multiple of 2^64; X is not the sum (the server)."""
 
 _BLOCK: Final = BLOCK // 2  # words of 8 bytes at a time
 
@@ -115,16 +116,15 @@ def refuse_direction(encoding: Encoding, direction: Direction) -> None:
 
 @dataclass(frozen=True)
 class MaskTable:
-    """What a member says of its masks in one direction, modulo 2^64: c_ij by peer, and <y_i, g>."""
+    """What a member says of its masks in one direction, modulo 2^64: c_ij by peer."""
 
     member: str
     pairs: Mapping[str, int] = field(repr=False)
-    masked: int = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What signed tables, resent words and rebuilt secrets prove.
+    """What signed tables, masked words and rebuilt secrets prove.
 
     If nobody is named, nothing is disputed and nobody unproved, then every value is what was stated, modulo
     2^64, and the statements add up, unless the size of <X, g> is 2^63 or more.
@@ -133,7 +133,7 @@ class Verdict:
     values: Mapping[str, int | None]  # the product by member, in [-2^63, 2^63); None: not proved
     named: Mapping[str, Reason]  # a member or "server", and why
     disputed: tuple[Pair, ...]  # pairs whose ends differ and whose key is not opened yet
-    unproved: tuple[str, ...]  # members without a whole table or without their words
+    unproved: tuple[str, ...]  # members without a whole table or a statement
 
 
 @dataclass(frozen=True)
@@ -169,17 +169,8 @@ class Evidence:
     @placing("naming")
     def check(self, setting: Setting, task: Task) -> Attempt:
         """Return what the evidence shows; raise a `ProtocolError` unless it is of this attempt and whole."""
-        keys = open_broadcast(self.advertised, setting, "advertise")
-        dealt = open_broadcast(self.shared, setting, "share")
-        inputs = open_broadcast(self.masked, setting, "masked")
-        for heads, before, shown in ((dealt, keys, "advertise"), (inputs, dealt, "share")):
-            seen = seen_of(shown, before.values())
-            for name, head in heads.items():
-                if name not in before or head.seen != seen:
-                    raise BindingError(f"answers another list of stage {shown}", member=name)
-        for name, head in inputs.items():
-            if (head.body.task, head.body.m0) != (task.digest, task.m0_hash):
-                raise BindingError("masked for another task", member=name)
+        attempt = attempt_in((self.advertised, self.shared, self.masked), setting, task)
+        keys, dealt, inputs = attempt.advertised, attempt.dealt, attempt.inputs
         lost = [name for name in dealt if name not in inputs]
         for kind, owners, secrets in (("seed", [*inputs], self.seeds), ("key", lost, self.keys)):
             if sorted(owners) != sorted(secrets):
@@ -187,24 +178,22 @@ class Evidence:
             for name, secret in secrets.items():
                 if len(secret) != 32 or not masks.is_secret_of(keys[name], kind, secret, setting.session):
                     raise ShareError(f"did not commit to this {kind}", member=name)
-        pairs = {name: masks.masked_with(setting, name, dealt) for name in inputs}
         if list(self.opened) != sorted({row[:2]: row for row in self.opened}.values()):
             raise BindingError("opened pairs twice or out of order")
         for low, high, key in self.opened:
-            ends = low in inputs and high in inputs and high in pairs[low]
-            if not ends or masks.in_order(setting, low, high) != (low, high):
+            if not attempt.is_masked(low, high) or masks.in_order(setting, low, high) != (low, high):
                 raise BindingError(f"{low} and {high} are no pair with a mask in the sum")
-            row = dealt_to(dealt[low], setting.members.index(high))
-            if row is None or masks.pair_commitment(key, setting.session, low, high) != row.pair:
+            if not attempt.is_key(setting, (low, high), key):
                 raise ShareError(f"did not commit to this key with {high}", member=low)
-        return Attempt(keys, inputs, pairs)
+        return attempt
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What checked evidence shows of an attempt."""
+    """What the signed lists of an attempt show."""
 
     advertised: Mapping[str, Head] = field(repr=False)
+    dealt: Mapping[str, Head] = field(repr=False)
     inputs: Mapping[str, Head] = field(repr=False)  # heads of stage masked
     pairs: Mapping[str, tuple[str, ...]]  # by member in the sum: with whom it has a mask, also lost dealers
 
@@ -217,6 +206,32 @@ class Attempt:
     def digests(self) -> dict[str, str]:
         """The hashes of the masked words in the sum, by member, as `Server.inputs` has them."""
         return {name: head.body.words.hex() for name, head in self.inputs.items()}
+
+    def is_masked(self, name: str, peer: str) -> bool:
+        """Return whether two members are in the sum, with a mask between them."""
+        return peer in self.inputs and peer in self.pairs.get(name, ())
+
+    def is_key(self, setting: Setting, pair: Pair, key: bytes) -> bool:
+        """Return whether both ends of a pair, in the order of the schedule, committed to this key."""
+        row = dealt_to(self.dealt[pair[0]], setting.members.index(pair[1]))
+        return row is not None and masks.pair_commitment(key, setting.session, *pair) == row.pair
+
+
+def attempt_in(lists: tuple[bytes, bytes, bytes], setting: Setting, task: Task) -> Attempt:
+    """Return what lists of heads show (advertise, share, masked); raise unless they belong to each other."""
+    stages = ("advertise", "share", "masked")
+    keys, dealt, inputs = (
+        open_broadcast(data, setting, stage) for data, stage in zip(lists, stages, strict=True)
+    )
+    for heads, before, shown in ((dealt, keys, "advertise"), (inputs, dealt, "share")):
+        seen = seen_of(shown, before.values())
+        for name, head in heads.items():
+            if name not in before or head.seen != seen:
+                raise BindingError(f"answers another list of stage {shown}", member=name)
+    for name, head in inputs.items():
+        if (head.body.task, head.body.m0) != (task.digest, task.m0_hash):
+            raise BindingError("masked for another task", member=name)
+    return Attempt(keys, dealt, inputs, {name: masks.masked_with(setting, name, dealt) for name in inputs})
 
 
 # ------------------------------------------------------------------------------------------------- verdict
@@ -232,16 +247,19 @@ def judge(
     masked_products: Mapping[str, int],
     stated: Mapping[str, range],
     total: int,
+    witnessed: Mapping[Pair, int | None] | None = None,
 ) -> Verdict:
     """Return the products that are proved, and who is named.
 
-    The caller has checked signature, session and direction of tables and statements, that resent words have
+    The caller has checked signature, session and direction of tables and statements, that masked words have
     the digest in their member's masked head, and that `Attempt.digests` of the evidence are those recorded in
     the round: a member that signed two masked inputs could otherwise show the one that was not summed, and an
     honest server would seem to have a false X.
 
-    ``masked_products`` are <y_i, g> by member, of its resent words; ``stated`` the integers that fit what it
-    signed; ``total`` is <X, g>, an ordinary integer.
+    ``masked_products`` are <y_i, g> by member who stated, of its masked words; ``stated`` the integers that
+    fit what it signed; ``total`` is <X, g>, an ordinary integer. ``witnessed`` has the c_ij that a pair's
+    witness signed, which counts where one end's is missing; None where it should have been able to, and was
+    not: what both ends say proves nothing then.
     """
     refuse_direction(task.encoding, direction)
     attempt = evidence.check(setting, task)
@@ -250,7 +268,7 @@ def judge(
             raise BindingError("is not in the sum", member=name)
     selves, known = _rebuilt(setting, task, direction, evidence, attempt)
     whole = {name: table for name, table in tables.items() if _is_whole(table, name, attempt.pairs[name])}
-    named, disputed = _compared(setting, attempt, whole, known)
+    named, disputed = _compared(setting, attempt, whole, known, witnessed or {})
 
     def unmasked(name: str, masked: int, pairs: Mapping[str, int]) -> int:
         mask = sum(masks.sign_of(setting, name, peer) * value for peer, value in pairs.items())
@@ -264,11 +282,8 @@ def judge(
             proved = {peer: known[pair] for peer, pair in pairs.items()}
             values[name] = value = signed(unmasked(name, masked_products[name], proved))
             shown.append(value)
-        if (table := whole.get(name)) is not None:  # it must hold together, whatever others say
-            masked = masked_products.get(name, table.masked)
-            if masked % RING != table.masked:
-                named.setdefault(name, "masked")
-            shown.append(unmasked(name, masked, table.pairs))
+        if name in whole and name in masked_products:  # both must hold together, whatever others say
+            shown.append(unmasked(name, masked_products[name], whole[name].pairs))
         fits = stated.get(name)
         if fits and any((value - fits.start) % RING >= fits.stop - fits.start for value in shown):
             named.setdefault(name, "stated")
@@ -277,9 +292,16 @@ def judge(
 
 
 def _compared(
-    setting: Setting, attempt: Attempt, tables: Mapping[str, MaskTable], known: dict[Pair, int]
+    setting: Setting,
+    attempt: Attempt,
+    tables: Mapping[str, MaskTable],
+    known: dict[Pair, int],
+    witnessed: Mapping[Pair, int | None],
 ) -> tuple[dict[str, Reason], list[Pair]]:
-    """Add to the known products those on which both ends agree; return who is wrong, and who disagrees."""
+    """Add to the known products those on which two agree: both ends, or one of them and the witness.
+
+    Return who is wrong, and who disagrees.
+    """
     named: dict[str, Reason] = {}
     disputed: list[Pair] = []
     rebuilt = {*known}
@@ -289,10 +311,10 @@ def _compared(
             if pair in rebuilt:
                 if value != known[pair]:
                     named[name] = "pair"
-            elif name == pair[0] and peer in tables:
-                if value == tables[peer].pairs[name]:
+            elif pair not in witnessed or witnessed[pair] is not None:
+                if value == (tables[peer].pairs[name] if peer in tables else witnessed.get(pair)):
                     known[pair] = value
-                else:
+                elif name == pair[0] and peer in tables:
                     disputed.append(pair)
     return named, disputed
 
@@ -331,6 +353,5 @@ def _rebuilt(
 
 def _is_whole(table: MaskTable, name: str, peers: tuple[str, ...]) -> bool:
     """Return whether a table is this member's and holds one number for each of its masks, and no other."""
-    numbers = [table.masked, *table.pairs.values()]
-    fit = all(type(number) is int and 0 <= number < RING for number in numbers)
+    fit = all(type(number) is int and 0 <= number < RING for number in table.pairs.values())
     return table.member == name and sorted(table.pairs) == sorted(peers) and fit

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Self
 
@@ -272,6 +272,9 @@ class PlainServer:
         self.lied: list[str] = []  # members who released a share that they were not dealt
         self.blames: list[Blame] = []  # members who provably broke the protocol
         self.heads: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}  # who was heard, by stage
+        self.keep: Callable[[str, memoryview], None] | None = (
+            None  # is given the masked words that are summed
+        )
         self._task: Task | None = None
         self._sum: npt.NDArray[Any] = np.zeros(0, np.uint32)
         if task is not None:

@@ -142,6 +142,8 @@ class Server(PlainServer):
             raise BindingError("its words do not match the hash it signed")
         for complaint in said.complaints:
             self._check_complaint(head, complaint.place, complaint.key)
+        if self.keep:
+            self.keep(head.sender, payload)
         np.add(self._sum, masks.from_wire(payload, self._sum.itemsize), out=self._sum)
 
     def _check_complaint(self, head: Head, place: int, opened: bytes) -> None:

@@ -29,7 +29,7 @@ from fedmerit.protocol.coordinator import Archive, Coordinator, Weights
 from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import MemoryState, Value
-from fedmerit.protocol.messages import Ask, Exchange, Parcel, Signed, pack
+from fedmerit.protocol.messages import Ask, Exchange, Parcel, Signed, StateAnswer, pack
 from fedmerit.protocol.outcome import (
     Contribution,
     Evaluations,
@@ -448,13 +448,19 @@ class Rehearsal:
         for name in sorted(begun.joined):
             self.transport.states[name].put(memory.TERMS, self.recorder.agreed)
         self.transport.forget([len(rounds) + 1])  # a kill may have left it half done
-        manifest = begun.settlement.manifest if begun.settlement else None
-        if manifest is not None:
+        book = begun.settlement
+        if book is not None and (manifest := book.manifest) is not None:
             text, shown = canonical(manifest.body()), self.federation.pool.settlement()
             for record in begun.records:
+                if record.kind == "drawn":
+                    self.transport.states[record.author].put(memory.DRAWN, record.body["seed"])
                 if record.kind == "statement":  # about a manifest and a pool that its author was shown
-                    state = self.transport.states[record.author]
-                    state.put(memory.STATEMENT, pack(Signed(canonical(record.body), record.signature)))
+                    state, tables = self.transport.states[record.author], []
+                    for table in book.signed_tables.get(record.author, ()):
+                        tables.append(Signed(canonical(table.body), table.signature))
+                        state.put(memory.TABLES.of(table.body["round"]), {"": tables[-1].text})
+                    stated = StateAnswer(canonical(record.body), record.signature, tuple(tables))
+                    state.put(memory.STATEMENT, pack(stated))
                     state.put(memory.SETTLEMENT, text)
                     state.put(memory.POOL, memory.ShownPool(shown.x, shown.y, shown.index))
 

@@ -10,11 +10,11 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedmerit.config import Config, difference, of_folder
 from fedmerit.errors import ConfigError, CopyDiffers, FedmeritError, LedgerError, ProtocolError, StoreError
@@ -25,6 +25,8 @@ from fedmerit.ledger.run import Run
 from fedmerit.notes import Note
 from fedmerit.protocol.coordinator import Summed, summed_rounds
 from fedmerit.protocol.direction import (
+    Along,
+    Entry,
     Gradient,
     Manifest,
     as_units,
@@ -33,16 +35,20 @@ from fedmerit.protocol.direction import (
     product,
     slopes_of,
 )
-from fedmerit.protocol.naming import evidence_in, proof_of, recorded_evidence
+from fedmerit.protocol.naming import Case, evidence_in, masked_product, recorded_evidence
 from fedmerit.protocol.outcome import Round, model_hash, sum_hash
 from fedmerit.protocol.pool import Slice
-from fedmerit.protocol.settlement import Proof, fitting, name_hash, table_of
+from fedmerit.protocol.settlement import Proof, table_of, words_kind
 from fedmerit.protocol.terms import archived_task
+from fedmerit.protocol.witness import KINDS, Book
 from fedmerit.scoring.types import written_number
 from fedmerit.secagg.quantise import direction_hash
 from fedmerit.secagg.setting import Setting, Task
 from fedmerit.storage.recorder import score_files, scores_document, write_scores
 from fedmerit.storage.run_folder import Folder, FolderArchive, checkpoint_in
+
+if TYPE_CHECKING:
+    from fedmerit.secagg.naming import Evidence
 
 # --------------------------------------------------------------------------------------------- score files
 
@@ -308,16 +314,25 @@ def _attempt(
 
 
 def _check_masks(archive: FolderArchive, run: Run, summed: Summed) -> None:
+    """Raise StoreError unless an archive has masks and masked words of a round as the ledger states them."""
     number, m0 = summed.round, model_hash(summed.m0)
     problem = f"{archive.path}: the masks of round {number} are not what the ledger says"
     advice = "put the file of that round back"
     try:
         evidence = evidence_in(archive, number)
         sent = evidence.check(*_attempt(archive, run, number, summed.m0.size, m0, evidence.extra)).digests
+        words = _words_of(archive, number, sent)
     except (ProtocolError, LookupError) as error:
         raise StoreError(f"{problem}: {error!s:.120}: {advice}") from error
-    if sent != _sent(run, number, summed.participants):
+    if not sent == words == _sent(run, number, summed.participants):
         raise StoreError(f"{problem}: {advice}")
+
+
+def _words_of(archive: FolderArchive, number: int, names: Iterable[str]) -> dict[str, str]:
+    """Return the hashes of archived masked words."""
+    return {
+        name: hashlib.sha256(archive.load(words_kind(name), number)[name].data).hexdigest() for name in names
+    }
 
 
 def check_archive(archive: FolderArchive, run: Run, gradient: Gradient | None = None) -> Iterator[Note]:
@@ -368,25 +383,53 @@ def _recomputed(
     yield from check_verdicts(archive, run)
 
 
+def _check_plain(archive: FolderArchive, run: Run, manifest: Manifest, entry: Entry) -> None:
+    """Raise LedgerError unless masks prove what everybody stated on a round without a verdict."""
+    evidence, last = evidence_in(archive, entry.round), run.of("settled")[-1]
+    case = _case(archive, run, manifest, manifest.along(entry.round), evidence, last)
+    _, proof, shown = case.judged()
+    if not case.is_plain(proof, shown):
+        raise LedgerError(f"round {entry.round} has no verdict, and masks do not prove what was stated")
+
+
 def check_verdicts(archive: FolderArchive, run: Run) -> Iterator[Note]:
-    """Judge every verdict anew from masks and words in the archive."""
+    """Judge every verdict anew from masks and words in the archive, and every round without one."""
     for record in run.of("verdict"):
         with reading(record):
             _judge_again(archive, record, run)
         yield Note("archive-verdict", round=record.body["round"])
+    manifest = run.settlement.manifest if run.settlement else None
+    judged = {record.body["round"] for record in run.of("verdict") if record.body["block"] is None}
+    if manifest is None or not run.accounts or run.config.word_bytes == 4:
+        return
+    for entry in manifest.rounds:
+        if entry.round not in judged:
+            _check_plain(archive, run, manifest, entry)
 
 
 def _judge_again(archive: FolderArchive, record: Record, run: Run) -> None:
     """Raise LedgerError unless tables, words and evidence prove just what a verdict states."""
-    from fedmerit.secagg.naming import judge
-    from fedmerit.secagg.naming import product as masked_product
-
     book = run.settlement
     assert book is not None
     assert book.manifest is not None
-    manifest, proof = book.manifest, Proof.from_body(record.body)
-    along, entry = proof.along, manifest.entry(proof.along.round)
+    proof = Proof.from_body(record.body)
     evidence, products = recorded_evidence(record.body)
+    case = _case(archive, run, book.manifest, proof.along, evidence, record)
+    if {name: str(value) for name, value in case.products.items()} != dict(products):
+        raise LedgerError("the products of masked words are not those of the words")
+    if case.judged()[1] != proof:
+        raise LedgerError("states another verdict than its evidence proves")
+
+
+def _case(
+    archive: FolderArchive, run: Run, manifest: Manifest, along: Along, evidence: Evidence, at: Record
+) -> Case:
+    """Return what a direction is judged by: the archive, and the records before this one.
+
+    Raise LedgerError unless direction, sum and masked words are those of the ledger.
+    """
+    assert run.settlement is not None
+    entry = manifest.entry(along.round)
     setting, task = _attempt(archive, run, entry.round, manifest.coordinates, entry.m0, evidence.extra)
     kind = "direction" if along.block is None else f"direction-{along.block}"
     g = archive.load(kind, entry.round)["g"]
@@ -397,24 +440,17 @@ def _judge_again(archive: FolderArchive, record: Record, run: Run) -> None:
     sent = _sent(run, entry.round, entry.participants)
     if evidence.check(setting, task).digests != sent:
         raise LedgerError("its evidence is about other masked inputs than those recorded in the round")
-    words = {}
-    for name in products:
-        payload = archive.load(f"words-{name_hash(name)}", entry.round)[name].tobytes()
-        if hashlib.sha256(payload).hexdigest() != sent.get(name):
-            raise LedgerError(f"the words of {name} are not those that it sent in the round")
-        words[name] = masked_product(payload, g)
-    if {name: str(value) for name, value in words.items()} != dict(products):
-        raise LedgerError("the products of masked words are not those of the words")
+    if _words_of(archive, entry.round, sent) != sent:
+        raise LedgerError(f"the archived words of round {entry.round} are not those that members sent")
+    before = [record for record in run.records if record.seq < at.seq]
     tables = {
         table.author: table_of(table.author, table.body, manifest.run, manifest.digest, along)
-        for table in run.of("table")
-        if table.seq < record.seq and (table.body["round"], table.body["block"]) == (along.round, along.block)
+        for table in before
+        if table.kind == "table" and (table.body["round"], table.body["block"]) == (along.round, along.block)
     }
-    stated = {
-        name: fitting(book.statements[name], entry, along)
-        for name in entry.participants
-        if name in book.statements
-    }
-    verdict = judge(setting, task, g, evidence, tables, words, stated, along.product)
-    if proof_of(along, verdict) != proof:
-        raise LedgerError("states another verdict than its evidence proves")
+    stated = {record.author for record in before if record.kind == "statement"}
+    statements = {name: one for name, one in run.settlement.statements.items() if name in stated}
+    said = ((record.author, record.kind, record.body) for record in before if record.kind in KINDS)
+    words = {name: masked_product(archive, entry.round, name, g) for name in entry.participants}
+    where = (entry, along, g, setting, task, evidence, tables, words, statements)
+    return Case(*where, Book.read(manifest, run.config, said))

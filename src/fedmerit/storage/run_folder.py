@@ -286,7 +286,7 @@ def stored_pool_key(folder: Path) -> bytes:
 #     round-0003       X, the integers that were summed, and M0 unless it is the M of the round before
 #     masks-0003       the signed lists of the round, and the secrets that were rebuilt to unmask its sum
 #     direction-0003   g, the public direction as integers
-#     words-0003       masked words that members sent again, where an equation failed
+#     words-*-0003     masked words of a member (by a hash of its name), 8 bytes each
 #     messages/        if somebody was away: signed messages to which it can still answer with its statement
 #
 # Whoever has the folder, the ledger and the test pool can recompute every number of the settlement
