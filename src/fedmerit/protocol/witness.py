@@ -235,7 +235,7 @@ class Book:
             seen = {name: one for (number, name), one in self.sightings.items() if number == entry.round}
             sums = Witnessed(setting, attempt, drawn, bytes.fromhex(self.seed))
             weighed = sums.weigh(tables, handed, seen)
-        elif begun:
+        elif self.seed or (begun and len(self.nonces) >= self.config.threshold):  # then there must be a seed
             late |= {name for name in stated if name not in self.drawn}
         silent = {*weighed.silent} | late
         return replace(weighed, silent=tuple(name for name in entry.participants if name in silent))
