@@ -18,7 +18,7 @@ from fedmerit.ledger.run import replay
 from fedmerit.notes import Note
 from fedmerit.protocol.messages import pack
 from fedmerit.protocol.settlement import tables_hash, words_kind
-from fedmerit.protocol.witness import drawn_for
+from fedmerit.protocol.witness import drawn_body, drawn_for
 from fedmerit.report.facts import Facts
 from fedmerit.report.payment import propose
 from fedmerit.report.source import read_source
@@ -307,6 +307,26 @@ def test_a_server_gets_one_draw_only(tmp_path):
     ):
         with pytest.raises(RefusedError):
             federation.ask(LIAR, ask, **change)
+
+
+def test_a_number_is_opened_for_one_list_until_a_draw_is_signed(tmp_path):
+    federation = settling(tmp_path, 7, 1, ledger=False)
+    federation.reaches = lambda name, ask: ask.exchange != "seal"
+    federation.run()
+    draw = federation.asked(LIAR)["draw", 1]
+    assert federation.ask(LIAR, draw)
+    with pytest.raises(RefusedError):
+        federation.ask(LIAR, draw, statements={**draw.body.statements, "client-0": "0" * 64})
+
+
+def test_keys_are_handed_over_for_one_draw_only(tmp_path):
+    """Also if so many collude that they sign a second one."""
+    federation = settling(tmp_path, 7, 1, ledger=False).run()
+    seal, manifest = federation.asked(LIAR)["seal", 1], federation.coordinator.settled.manifest
+    body = drawn_body(federation.run_id, manifest.digest, "0" * 64)
+    drawn = {name: federation.keys[name].sign(content(name, "drawn", body)) for name in federation.names}
+    with pytest.raises(RefusedError):
+        federation.ask(LIAR, seal, seed="0" * 64, drawn=drawn)
 
 
 def test_who_was_shown_another_list_takes_part_in_the_draw_that_t_members_signed(tmp_path):
