@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -20,11 +21,13 @@ from flwr.app import ArrayRecord
 from fedmerit.errors import ConfigError, DataError, FedmeritError, MessageError, ReportError
 from fedmerit.flower.codec import Shape, listed
 from fedmerit.identity import canonical
+from fedmerit.notes import Note
 from fedmerit.protocol.direction import Slope, metric_blocks
 from fedmerit.protocol.outcome import Evaluate, Model, PerSample, mean
 from fedmerit.protocol.pool import Indices, Slice
 from fedmerit.scoring.sampling import jackknife
 
+log = logging.getLogger("fedmerit")
 Value = Callable[[ArrayRecord, Any], npt.ArrayLike | Mapping[str, npt.ArrayLike]]
 """(model, test samples with ``x`` and ``y``) -> one number in [0, 1] per sample, or several such by name; one
 number in [0, 1] for a metric of the whole test set."""
@@ -246,13 +249,15 @@ def torch_scoring(
 
     def measures(net: Any, x: npt.NDArray[Any]) -> tuple[Any, ...]:
         """Return the utilities; of the first network that is measured, check what it returns."""
-        from fedmerit.simulation.utilities import check_kind, resolve_all
+        from fedmerit.simulation.utilities import check_kind, look_like_probabilities, resolve_all
 
         resolved = resolve_all(utilities, probabilities=outputs == "probabilities")
         if not made.checked:
             if any(measure.function is None for measure in resolved):
                 _check_tensor(net, x)
             check_kind(net, x, resolved, outputs or "")
+            if outputs == "logits" and look_like_probabilities(net, x, adding_up=True):
+                log.warning("torch_scoring: %s", Note("called-logits"))
             made.checked = True
         return resolved
 
