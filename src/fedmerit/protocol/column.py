@@ -1,4 +1,4 @@
-r"""A judge's column: its gradients at drawn coordinates as small integers, the same for whoever computes them.
+r"""A judge's column: its gradients at drawn coordinates, as small integers on one scale.
 
 After the last round, numbers that members committed to fix the coordinates K_t of each round t. Judge b
 computes the mean gradient of its utility on the way from M0 to M on two random halves of its held-out data,
@@ -10,7 +10,7 @@ one scale c_b for all rounds. With q_i the integers of member i,
     s_{ib} = c_b \frac{P}{|K|} \sum_t \big(\Phi_{ib,1}^t + \Phi_{ib,2}^t\big),
 
 an estimate of what the updates of i did for the data of b (:mod:`fedmerit.scoring.panel`). This module needs
-nothing but numpy. Random bits are SHAKE-256 of a seed and what they are for.
+nothing but numpy.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from fedmerit.errors import SettlementError
 from fedmerit.protocol.pool import Indices
+from fedmerit.secagg.board import NORMAL, bits, normal
 
 Column = npt.NDArray[np.int8]
 """A judge's gradients, shape (rounds, |K|), coordinates in the order in which they were drawn."""
@@ -37,31 +38,6 @@ RMS: Final = 16.0
 """The root mean square of a column, over all rounds; within 1 %, a larger one would weigh more."""
 LARGEST: Final = 127
 _SLACK: Final = 0.01
-
-
-def stream(purpose: str, *context: bytes | str | int) -> hashlib._Hash:
-    """Return the random bits of a seed and a purpose; read them through ``digest(size)``."""
-    parts = [part if isinstance(part, bytes) else str(part).encode() for part in (purpose, *context)]
-    head = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-    return hashlib.shake_256(b"fedmerit/panel/1" + head)  # type: ignore[return-value]
-
-
-def bits(count: int, purpose: str, *context: bytes | str | int) -> npt.NDArray[np.uint64]:
-    """Return so many random integers of 64 bits."""
-    data = stream(purpose, *context).digest(8 * count)  # type: ignore[call-arg]
-    return np.frombuffer(data, "<u8")
-
-
-def normal(count: int, purpose: str, *context: bytes | str | int) -> npt.NDArray[np.int64]:
-    """Return integers, nearly normal, with mean 0 and standard deviation 2^32: each a sum of twelve.
-
-    >>> drawn = normal(10_000, "doctest") / 2**32
-    >>> bool(abs(drawn.mean()) < 0.05), bool(abs(drawn.std() - 1) < 0.05)
-    (True, True)
-    """
-    halves = bits(6 * count, purpose, *context).view("<u4").astype(np.int64)
-    summed: npt.NDArray[np.int64] = halves.reshape(count, 12).sum(axis=1) - 6 * 2**32
-    return summed
 
 
 def coordinates(seed: str, round: int, length: int, count: int) -> Indices:
@@ -134,7 +110,7 @@ def shown(
     for row, half in zip(rows, halves(rows.shape[1]), strict=True):
         left[half], removed[half] = innovation(row[half], before[:, half])
     spread = noise * math.sqrt(float(np.mean(left**2)))
-    drawn = normal(left.size, "noise", *seed) / 2.0**32 if spread else np.zeros(left.size)
+    drawn = normal(left.size, "noise", *seed) / 2.0**NORMAL if spread else np.zeros(left.size)
     return left + spread * drawn, removed
 
 
