@@ -52,8 +52,8 @@ def stops(transport):
 
 
 NOT_PROTOCOL = (
-    "scoring", "files/", "simulation/", "data/", "flower/measures", "errors", "config", "settings",
-    "identity", "report", "notes",
+    "scoring", "files/", "simulation/", "data/", "carriers/measures", "carriers/shape", "errors", "config",
+    "settings", "identity", "report", "notes",
 )  # fmt: skip
 """Formulas, networks, settings, names: what a round uses, and would use in any protocol."""
 

@@ -16,9 +16,10 @@ from typing import Any
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
+from fedmerit.carriers.shape import listed
 from fedmerit.config import VERSION
 from fedmerit.errors import ProtocolError, RunAborted
-from fedmerit.flower.codec import QUERY, Shape, answer_in, digest, listed, only_arrays, put
+from fedmerit.flower.codec import QUERY, RecordShape, answer_in, digest, only_arrays, put
 from fedmerit.identity import number
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.messages import PROTOCOL, Exchange, Parcel
@@ -50,7 +51,7 @@ class SecureGrid(Grid):
     """Carries a coordinator's exchanges over another Grid."""
 
     grid: Grid  # Flower's
-    shape: Shape  # the model's; members get these types, even if a strategy has changed those of integers
+    shape: RecordShape  # members get these types, even if a strategy has changed those of integers
     patience: float  # seconds to wait for an answer that needs neither training nor evaluation
     join: float  # seconds to wait for members to come back if too few are present for a round
     weighted_by: str  # the metric that the strategy averages by

@@ -32,12 +32,12 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
+from fedmerit.carriers.folders import SETTLE, Notes, last_vector, make_free
+from fedmerit.carriers.measures import Gradient, Value, check_slope, definition, evaluator, slope_of
 from fedmerit.config import SECTIONS, Config, as_toml, check_schedule, from_dict, of_folder, parse, text_in
 from fedmerit.errors import ConfigError, DataError, SettlementError, StoreError
-from fedmerit.flower.codec import Shape, log_inside_flower
-from fedmerit.flower.folders import SETTLE, Notes, make_free
+from fedmerit.flower.codec import RecordShape, log_inside_flower
 from fedmerit.flower.grid import SecureGrid
-from fedmerit.flower.measures import Gradient, Value, check_slope, definition, evaluator, slope_of
 from fedmerit.identity import PREFIX, Roster, load_key, new_key, public_key, read_roster
 from fedmerit.ledger.chain import LEDGER
 from fedmerit.ledger.run import Run, replay
@@ -159,7 +159,7 @@ class Contributions:
                 "for a new one, fedmerit keys propose for one that members have taken part under",
             )
         config, text = self._config(num_rounds)
-        shape = Shape.of(initial_arrays)
+        shape = RecordShape.of(initial_arrays)
         for name in shape.left_out:
             log.warning("array %r is not summed, because it holds no floats: it stays as it is", name)
         pool = self._pool(config, secrets.token_bytes(KEY_BYTES))
@@ -218,7 +218,7 @@ class Contributions:
             StoreError: the folder holds no such run, or a file of it is gone or damaged.
         """
         config, run = self._begun(grid)
-        shape, path = Shape.of(initial_arrays), self.folder.resolve()
+        shape, path = RecordShape.of(initial_arrays), self.folder.resolve()
         with Folder(self.folder, config, resume=True) as folder:
             end = run.end
             if end is not None:
@@ -322,7 +322,7 @@ class Contributions:
         recorder: LedgerRecorder,
         pool: Pool,
         grid: Grid,
-        shape: Shape,
+        shape: RecordShape,
         measure: Evaluations | None,
         slope: Slope | None,
         timeout: float | None = None,
@@ -454,6 +454,22 @@ class Contributions:
             indices=order, x=x[order], y=y[order], slices=slices, settled=settled, balanced=False, classes=0,
             utility_hash=utility, key=key,
         )  # fmt: skip
+
+
+def last_model(folder: str | Path, like: ArrayRecord) -> ArrayRecord:
+    """Return the model after the last round in a run folder, from which to start a new run in a new folder.
+
+    It comes from the checkpoint of the last round in the ledger. If the strategy has a server optimiser, this
+    is the average before the optimiser acted; the optimiser's own state is not kept. ``like`` is a model with
+    the same names, shapes and types, such as a fresh one; arrays of integers are taken from it.
+
+    Raises:
+        LedgerError: the folder holds no readable ledger.
+        StoreError: no round is over in that folder, its checkpoint is gone or damaged, or it belongs to
+            another model than ``like``.
+    """
+    shape = RecordShape.of(like)
+    return shape.record(last_vector(Path(folder), shape.vector.size))
 
 
 # ---------------------------------------------------------------------------------- what a server begins with

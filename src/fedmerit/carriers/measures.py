@@ -15,17 +15,16 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord
 
+from fedmerit.carriers.shape import Named, Shape, listed, numbers
 from fedmerit.errors import ConfigError, DataError, FedmeritError, MessageError, ReportError
-from fedmerit.flower.codec import Shape, listed
 from fedmerit.identity import canonical
 from fedmerit.protocol.direction import Slope, metric_blocks
 from fedmerit.protocol.outcome import Evaluate, Model, PerSample, mean
 from fedmerit.protocol.pool import Indices, Slice
 from fedmerit.scoring.sampling import jackknife
 
-Value = Callable[[ArrayRecord, Any], npt.ArrayLike | Mapping[str, npt.ArrayLike]]
+Value = Callable[[Named, Any], npt.ArrayLike | Mapping[str, npt.ArrayLike]]
 """(model, test samples with ``x`` and ``y``) -> one number in [0, 1] per sample, or several such by name; one
 number in [0, 1] for a metric of the whole test set."""
 
@@ -37,7 +36,7 @@ def evaluator(value: Value, shape: Shape, utilities: Sequence[str]) -> Evaluate:
     these, ``value`` is called once more per block, with the samples outside it.
     """
 
-    def named(model: ArrayRecord, test: Slice | Samples) -> Mapping[str, Any]:
+    def named(model: Named, test: Slice | Samples) -> Mapping[str, Any]:
         values = value(model, test)
         if not isinstance(values, Mapping):
             values = {utilities[0]: values} if len(utilities) == 1 else {}
@@ -75,7 +74,7 @@ class Samples(NamedTuple):
     y: npt.NDArray[Any]
 
 
-Gradient = Callable[[ArrayRecord, Samples], tuple[float, Mapping[str, Any] | Sequence[Any]]]
+Gradient = Callable[[Named, Samples], tuple[float, Mapping[str, Any] | Sequence[Any]]]
 """(model, test samples with ``x`` and ``y``) -> the mean of the paid utility over these samples, and its
 gradient: an array for each floating-point array of the model, by name or in their order."""
 
@@ -256,11 +255,11 @@ def torch_scoring(
             made.checked = True
         return resolved
 
-    def loaded(arrays: ArrayRecord) -> Any:
+    def loaded(arrays: Named) -> Any:
         import torch
 
         net = made()
-        state = {name: torch.from_numpy(np.array(array.numpy())) for name, array in arrays.items()}
+        state = {name: torch.from_numpy(np.array(numbers(array))) for name, array in arrays.items()}
         own = net.state_dict()
         if state and state.keys() < own.keys():
             missing = [name for name in own if name not in state]
@@ -278,7 +277,7 @@ def torch_scoring(
             ) from None
         return net
 
-    def value(arrays: ArrayRecord, test: Any) -> npt.ArrayLike | Mapping[str, npt.ArrayLike]:
+    def value(arrays: Named, test: Any) -> npt.ArrayLike | Mapping[str, npt.ArrayLike]:
         from fedmerit.simulation.utilities import values_of
 
         net = loaded(arrays)
@@ -286,7 +285,7 @@ def torch_scoring(
             values = values_of(net, x, test.y, measures(net, x))
         return values if len(utilities) > 1 else values[utilities[0]]
 
-    def gradient(arrays: ArrayRecord, test: Any) -> tuple[float, dict[str, npt.NDArray[Any]]]:
+    def gradient(arrays: Named, test: Any) -> tuple[float, dict[str, npt.NDArray[Any]]]:
         from fedmerit.simulation.direction import slope
 
         net = loaded(arrays)
