@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import FedAvg
 
 import fedmerit.flower
 from federation_in import NODES, grid_of, rounds_in, run
+from fedmerit.carriers import attendance
 from fedmerit.carriers.folders import Notes
 from fedmerit.flower import grid as grids
 from fedmerit.flower.codec import Relay, log_inside_flower
@@ -124,8 +125,9 @@ def waiting_lines(caplog):
 @pytest.fixture
 def told_often(monkeypatch):
     """For whom a server waits is told every 0.1 s, not once a minute."""
-    monkeypatch.setattr(grids, "TOLD", 0.1)
-    monkeypatch.setattr(grids, "POLL", 0.05)
+    monkeypatch.setattr(attendance, "TOLD", 0.1)
+    for module in (attendance, grids):
+        monkeypatch.setattr(module, "POLL", 0.05)
 
 
 @pytest.mark.usefixtures("told_often")

@@ -36,7 +36,7 @@ from fedmerit.protocol.messages import Ask, Exchange, Parcel
 from fedmerit.protocol.naming import HEAD, MESSAGES
 from fedmerit.protocol.outcome import Model
 from fedmerit.protocol.settlement import Settled, name_hash
-from fedmerit.protocol.terms import FLOWER, SIMULATED
+from fedmerit.protocol.terms import EMBEDDED
 from fedmerit.storage.checks import renew
 from fedmerit.storage.member_state import MemberFiles
 from fedmerit.storage.recorder import resumed
@@ -77,7 +77,7 @@ def make_free(path: Path) -> None:
     try:
         with held(path):
             kinds, engine, _ = _kinds(path / LEDGER)
-            if not ("run" in kinds <= {"run", "pool", "join"} and engine in (FLOWER, SIMULATED)):
+            if not ("run" in kinds <= {"run", "pool", "join"} and engine != EMBEDDED):
                 raise _used(path)
             for item in remains:
                 if item.is_dir():
