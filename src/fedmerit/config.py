@@ -239,6 +239,14 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "payment.cap": (0, 1, "a share from 0 to 1"),
     "payment.forfeit": (0, 1, "a part from 0 to 1"),
     "settlement.window_days": (0, 36_500, "0 to 36500 days"),
+    "panel.held_out": (0.01, 0.9, "0.01 to 0.9"),
+    "panel.least": (0, 10**9, "at least 0"),
+    "panel.coordinates": (100, 10**9, "at least 100"),
+    "panel.most": (1, 1000, "at least 1"),
+    "panel.noise": (0, 1000, "0 to 1000"),
+    "panel.blur": (0, 10, "0 to 10"),
+    "panel.epsilon": (0, 1000, "0 to 1000"),
+    "panel.delta": (1e-12, 0.1, "1e-12 to 0.1"),
     "secure_aggregation.bound": (1e-300, math.inf, "a number above 0"),
     "secure_aggregation.threshold": (0, 1024, "0 (automatic) or a number of members"),
     "run.seed": (0, MOST_SEED, "0 or more"),
@@ -246,7 +254,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 }
 OF_MEMBERS = (
     "corruption.label_noise", "corruption.label_flip", "corruption.free_rider", "corruption.misstate",
-    "participation.away", "training.weights",
+    "corruption.judge", "participation.away", "training.weights",
 )  # fmt: skip
 """Settings besides partition.names that name members: lists of members, or tables by member."""
 SCHEMES = ("iid", "dirichlet", "group", "sizes", "file:PATH")
@@ -312,6 +320,14 @@ def _check_visibility(config: Sections) -> None:
 
 def _check_payment(config: Sections) -> None:
     terms, paid = config.payment, config.paid_score
+    if (paid == "PANEL") != config.judged:
+        raise ConfigError.at("payment.score", f"{paid} does not go with method {config.scoring.method!r}")
+    if terms.rule == "hands" and not config.judged:
+        raise ConfigError.at("payment.rule", "hands needs scoring.method = 'panel'")
+    if config.judged and terms.rule not in ("fenced", "hands"):
+        raise ConfigError.at("payment.rule", f"a panel pays by the rule hands, not by {terms.rule}")
+    if config.judged:
+        return
     if paid == "PHI" and not config.settles:
         raise ConfigError.at("payment.score", "PHI needs scoring.method = 'settled' or 'both'")
     if paid != "PHI" and not config.reports:

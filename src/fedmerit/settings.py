@@ -165,6 +165,9 @@ class Corruption:
     misstate: Mapping[str, float] = setting(
         {}, "{client-2 = 1.01}: it states 1.01 times its score at the settlement"
     )
+    judge: Mapping[str, str] = setting(
+        {}, '{client-2 = "praise:client-3"}: it shows a false gradient for a friend; "hurt": against all'
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,12 +222,13 @@ class Participation:
 class Scoring:
     """What is measured. Members are paid by the first utility."""
 
-    method: Literal["settled", "both", "reports"] = setting(
+    method: Literal["settled", "both", "reports", "panel"] = setting(
         "both",
         above="reports: members report in each round what they measured. settled: after the last round "
         "members state their part in the gain, and the statements must add up exactly. both: reports and, on "
-        "another part of the pool, a settlement. If you leave the key out, it is reports where nothing can "
-        "be settled.",
+        "another part of the pool, a settlement. panel: no shared test set; each member judges the others on "
+        "data of its own, and all statements must add up. If you leave the key out, it is reports where "
+        "nothing can be settled.",
     )
     utilities: Sequence[str] = setting(
         ("expected-accuracy", "accuracy", "brier"),
@@ -250,12 +254,13 @@ class Scoring:
 class Payment:
     """How members are paid. Members sign it with the other settings, before anybody knows a score."""
 
-    rule: Literal["fenced", "fair", "impartial", "equal"] = setting(
+    rule: Literal["fenced", "fair", "impartial", "equal", "hands"] = setting(
         "fenced",
-        above="`fedmerit rewards` pays by these terms; others are recorded and shown as a departure.",
+        above="`fedmerit rewards` pays by these terms; others are recorded and shown as a departure. A panel "
+        "pays by the rule hands, whatever is set here.",
     )
-    score: Literal["auto", "PHI", "ALPHA", "LOO", "IOI", "FP", "EE", "COS", "MERIT"] = setting(
-        "auto", above="auto: PHI where members settle, ALPHA where they report."
+    score: Literal["auto", "PHI", "PANEL", "ALPHA", "LOO", "IOI", "FP", "EE", "COS", "MERIT"] = setting(
+        "auto", above="auto: PHI where members settle, PANEL with a panel, ALPHA where they report."
     )
     missing: Literal["zero", "own-mean"] = setting("zero", "what a missed round counts in the sum")
     equal: float = setting(
@@ -277,6 +282,20 @@ class Settlement:
         True, "a false statement can be traced to its author, for 8 bytes per parameter; false: 4 bytes"
     )
     window_days: float = setting(14.0, "how long a missing statement may still be handed in")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PanelSettings:
+    """How members judge each other, with the method "panel"."""
+
+    held_out: float = setting(0.2, "part of each member's data kept out of training; only in a rehearsal")
+    least: int = setting(0, "held-out samples that a judge must have; 0: 300, and 20 in a rehearsal")
+    coordinates: int = setting(50000, "coordinates of the model that are drawn for each round")
+    most: float = setting(3.0, "nobody gets more of a judge's part than this many times an equal part")
+    noise: float = setting(2.0, "noise on what a judge shows, in root mean squares of its gradient")
+    blur: float = setting(0.05, "noise on what a judge learns, which cancels in every sum")
+    epsilon: float = setting(0.0, "differential privacy of the held-out samples; 0: none")
+    delta: float = setting(1e-5, "for epsilon")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,6 +335,7 @@ class Sections:
     participation: Participation = Participation()
     scoring: Scoring = Scoring()
     settlement: Settlement = Settlement()
+    panel: PanelSettings = PanelSettings()
     payment: Payment = Payment()
     secure_aggregation: SecureAggregation = SecureAggregation()
     run: RunSettings = RunSettings()
@@ -352,7 +372,12 @@ class Sections:
     @property
     def reports(self) -> bool:
         """Whether members measure and report in each round."""
-        return self.scoring.method != "settled"
+        return self.scoring.method in ("reports", "both")
+
+    @property
+    def judged(self) -> bool:
+        """Whether members judge each other on data of their own, without a shared test set."""
+        return self.scoring.method == "panel"
 
     @property
     def whole(self) -> tuple[str, ...]:
@@ -381,8 +406,13 @@ class Sections:
     @property
     def paid_score(self) -> str:
         """The score that members are paid by according to these settings."""
-        automatic = "PHI" if self.settles else "ALPHA"
+        automatic = "PANEL" if self.judged else "PHI" if self.settles else "ALPHA"
         return automatic if self.payment.score == "auto" else self.payment.score
+
+    @property
+    def paid_rule(self) -> Literal["fenced", "fair", "impartial", "equal", "hands"]:
+        """The rule by which members are paid according to these settings: a panel has one of its own."""
+        return "hands" if self.judged else self.payment.rule
 
     @property
     def word_bytes(self) -> Literal[4, 8]:
@@ -420,6 +450,8 @@ def _planted(corruption: Corruption, seen_by: str | None) -> Iterator[Note]:
         yield Note("planted-flips", clients=tuple(map(shown, corruption.label_flip)))
     if riders := [Note(_RIDERS[kind], client=shown(name)) for name, kind in corruption.free_rider.items()]:
         yield Note("planted-riders", each=riders)
+    if false := corruption.judge:
+        yield Note("planted-judges", clients=tuple(map(shown, false)))
     if lies := [
         Note("planted-lie", client=shown(name), factor=factor) for name, factor in corruption.misstate.items()
     ]:

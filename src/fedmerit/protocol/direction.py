@@ -26,9 +26,11 @@ import numpy.typing as npt
 
 from fedmerit.errors import BindingError, InputError, MessageError, SettlementError
 from fedmerit.identity import canonical, exact, number
+from fedmerit.protocol.bench import Bench
 from fedmerit.protocol.outcome import Model, integer
 from fedmerit.protocol.pool import Indices, Slice
 from fedmerit.scoring.sampling import BLOCKS as METRIC_BLOCKS
+from fedmerit.secagg.board import RING, Board
 from fedmerit.secagg.quantise import BLOCK, Direction, Encoding, Words
 
 POINTS: Final = (3, 7)
@@ -43,6 +45,7 @@ TOLERANCE: Final = 1e-5
 
 Those of networks that compute in float64 are at least ten times closer (``benchmarks/gradients.py``).
 """
+MOST_BLUR: Final = 10
 OFF_GAIN: Final = 0.01
 """How far the products of all rounds may be from what they stand for, as a share of the gain."""
 ROUNDING: Final = 1.0
@@ -170,7 +173,7 @@ def whole(blocks: npt.NDArray[Any], sizes: Sequence[int]) -> npt.NDArray[np.floa
 # ---------------------------------------------------------------------------------------------- integers
 
 
-def product(words: Words, direction: npt.NDArray[np.integer[Any]]) -> int:
+def product(words: Words, direction: npt.NDArray[np.integer[Any]] | Board) -> int:
     """Return the scalar product of integers modulo 2^32, read as signed ones, and a direction; exact.
 
     The two halves of the direction are multiplied each on its own, so that no sum exceeds 63 bits.
@@ -178,6 +181,8 @@ def product(words: Words, direction: npt.NDArray[np.integer[Any]]) -> int:
     >>> product(np.array([3, 2**32 - 1], np.uint32), np.array([2, 5], np.int32))
     1
     """
+    if isinstance(direction, Board):
+        return direction.of_words(words)
     if words.shape != direction.shape:
         raise BindingError(f"expected a direction of {words.size} integers, got {direction.size}")
     signed, total = words.view(np.int32), 0
@@ -264,7 +269,7 @@ class Along:
 
     def body(self) -> dict[str, Any]:
         """Return the direction without floats, for messages and the ledger."""
-        return {**vars(self), "scale": exact(self.scale), "product": str(self.product)}
+        return {**vars(self), "scale": exact(self.scale), "product": numeral(self.product)}
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Along:
@@ -306,7 +311,7 @@ class Entry:
 
     def body(self) -> dict[str, Any]:
         """Return the entry without floats, for hashing and the ledger."""
-        return {key: _plain(value) for key, value in vars(self).items()} | {"product": str(self.product)}
+        return {key: _plain(value) for key, value in vars(self).items()} | {"product": numeral(self.product)}
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Entry:
@@ -343,11 +348,18 @@ class Manifest:
     scale: float
     coordinates: int
     rounds: tuple[Entry, ...]
+    bench: Bench | None = None
+
+    @property
+    def lanes(self) -> int:
+        """How many numbers a product has: more than one are packed."""
+        return 1 if self.bench is None else self.bench.lanes
 
     def body(self) -> dict[str, Any]:
         """Return the manifest without floats, for hashing and the ledger."""
         plain = {key: _plain(value) for key, value in vars(self).items() if key in _FACTS}
-        return {**plain, "rounds": [entry.body() for entry in self.rounds]}
+        bench = {} if self.bench is None else {"bench": self.bench.body()}
+        return {**plain, "rounds": [entry.body() for entry in self.rounds], **bench}
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Manifest:
@@ -362,6 +374,7 @@ class Manifest:
                 scale=number(body["scale"]),
                 coordinates=integer(body["coordinates"]),
                 rounds=tuple(Entry.from_body(entry) for entry in body["rounds"]),
+                bench=Bench.from_body(body["bench"]) if "bench" in body else None,
             )
             wrong = read._wrong() or ("not written as servers write it" if read.body() != body else "")
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -374,6 +387,8 @@ class Manifest:
         numbers = [entry.round for entry in self.rounds]
         if not numbers or numbers != sorted(set(numbers)) or numbers[0] < 1:
             return "expected rounds in order"
+        if self.bench is not None:
+            return self._wrong_panel(self.bench)
         if not self.blocks or min(self.blocks) < 1 or type(self.stratified) is not bool:
             return "expected blocks of at least one sample"
         for entry in self.rounds:
@@ -386,6 +401,23 @@ class Manifest:
         if self.scale != scale_of(entry.size for entry in self.rounds):
             return "its scale does not follow from its rounds"
         return "its directions do not add up to the gain" if self.off_gain else ""
+
+    def _wrong_panel(self, bench: Bench) -> str:
+        """Return what is wrong with the manifest of a panel; nothing in it is about a shared test set."""
+        if (self.pool, self.blocks, self.stratified, self.scale) != ("", (), False, 1.0):
+            return "a panel has no test pool"
+        if not (0 < bench.drawn <= self.coordinates and 0 <= bench.blur <= MOST_BLUR):
+            return "it draws other coordinates than the model has"
+        for entry in self.rounds:
+            if not entry.participants or len(set(entry.participants)) != len(entry.participants):
+                return f"round {entry.round} names a member twice, or nobody"
+            due = bench.lines_hash(entry.round) if bench.judges else ""
+            facts = entry.g, entry.size, entry.blocks, entry.empty, entry.grand, entry.rest, entry.points
+            if facts != (due, 0.0, (), 0.0, 0.0, 0.0, POINTS[0]) or not (entry.step > 0 and entry.weight > 0):
+                return f"round {entry.round} has numbers that no round of a panel has"
+            if not 0 <= entry.product < RING**bench.lanes:
+                return f"round {entry.round} has a product of another size"
+        return ""
 
     @property
     def off_gain(self) -> bool:
@@ -466,9 +498,20 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def numeral(value: int) -> str:
+    """Return an integer as text: packed numbers of a panel, which are long, in hexadecimal.
+
+    >>> numeral(-12), numeral(2**64)
+    ('-12', '0x10000000000000000')
+    """
+    return str(value) if abs(value) < RING else hex(value)
+
+
 def whole_number(text: Any) -> int:
     """Return an integer that is written as text, in the one way that it is written."""
-    value = int(text) if isinstance(text, str) and len(text) < 40 else 0
-    if str(value) != text:
+    value = 0
+    if isinstance(text, str):
+        value = int(text, 16) if text.startswith("0x") else int(text) if len(text) < 40 else 0
+    if numeral(value) != text:
         raise ValueError(f"expected a whole number as text, got {text!r:.40}")
     return value

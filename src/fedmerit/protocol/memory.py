@@ -6,6 +6,7 @@ memory, `fedmerit.storage.member_state` in sealed files beside the key.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from msgspec import MsgspecError, Raw, Struct, field, msgpack
 
 from fedmerit.errors import BindingError, MessageError, RefusedError
-from fedmerit.identity import Roster, content
+from fedmerit.identity import Roster, canonical, content
 from fedmerit.protocol.direction import Gradient
 from fedmerit.protocol.messages import Accord
 from fedmerit.protocol.terms import FLOWER, REHEARSALS, Agreed, Lineage
@@ -33,6 +34,8 @@ T = TypeVar("T")
 Gradients = Callable[[Any, str], Gradient]
 """(shape noted by training, name of the utility) -> the gradient of its mean over a path."""
 Array = npt.NDArray[Any]
+HeldOut = Callable[[], tuple[Array, Array]]
+"""Returns a judge's own samples, which it does not train on, and their labels."""
 
 # ------------------------------------------------------------------------------------------ what is stored
 
@@ -98,13 +101,22 @@ class GivenReport(Struct, frozen=True):
 class OwnProducts(Struct, frozen=True):
     """A member's part in the gain of a round, and what is wrong with the direction, if anything.
 
-    With words of 8 bytes also the products of its masks, by peer.
+    With words of 8 bytes also the products of its masks, by peer. All products are text.
     """
 
     product: str = "0"
     blocks: list[float] = []
     problem: str = ""
-    pairs: dict[str, int] = {}
+    pairs: dict[str, str] = {}
+
+
+class JudgedRound(Struct, frozen=True):
+    """A judge's gradient of a round as it shows it, before it is rounded."""
+
+    units: Array
+    removed: float  # the product of the sum with what innovation took away
+    empty: float
+    grand: float
 
 
 TERMS: Final = Value[Agreed]("terms", Agreed)
@@ -120,9 +132,14 @@ SETTLEMENT: Final = Value[bytes]("settlement", bytes)  # the manifest that it ac
 POOL: Final = Value[ShownPool]("pool", ShownPool)
 AGREED: Final = Value[Accord]("agreed", Accord)  # its answer
 STATEMENT: Final = Value[bytes]("statement", bytes)  # its answer
-OPENED: Final = Value[str]("opened", str)  # for which statements it opened its number, by their hash
-DRAWN: Final = Value[str]("drawn", str)  # the seed of the only draw that it signed
+OPENED: Final = Value[dict[str, str]]("opened", dict[str, str])  # by draw: for which list, by its hash
+DRAWN: Final = Value[dict[str, str]]("drawn", dict[str, str])  # by draw: the only seed that it signed
 SEALED: Final = Value[str]("sealed", str)  # the seed of the draw for which it handed over keys
+JUDGING: Final = Value[bytes]("judging", bytes)  # the rounds that it judges, without directions
+SHOWING: Final = Value[bytes]("showing", bytes)  # its answer: what it shows as a judge, by hash
+COLUMN: Final = Value[Array]("column", Array)  # what it shows as a judge
+LISTED: Final = Value[str]("listed", str)  # the list of hashes for which it showed it
+COLUMNS: Final = Value[Array]("columns", Array)  # of all judges
 SETTLED: Final = Value[bytes]("settled", bytes)  # what it countersigned
 CLOSES: Final = Value[int]("closes", int)  # when the window closes that it signed
 # of each round:
@@ -135,10 +152,12 @@ REPORT: Final = Value[GivenReport]("report", GivenReport)
 SIGNED: Final = Value[dict[str, str]]("signed", dict[str, str])  # the outcome that it signed for
 STATED: Final = Value[OwnProducts]("stated", OwnProducts)
 TABLES: Final = Value[dict[str, bytes]]("table", dict[str, bytes])  # by what a direction is for
+SUM: Final = Value[Array]("sum", Array)  # X, in a run with a panel
+JUDGED: Final = Value[JudgedRound]("judged", JudgedRound)  # its gradient at the drawn coordinates
 
-KEPT = tuple(value.name for value in (UPDATE, CLIENT, SIGNED, STATED, TABLES))
-"""What a member keeps of every round until a settlement is over."""
-LARGE: Final = (CLIENT, M0, UPDATE)
+KEPT = tuple(value.name for value in (UPDATE, CLIENT, SIGNED, STATED, TABLES, SUM, JUDGED))
+"""What a member keeps of every round until a settlement is over; with a panel also M0."""
+LARGE: Final = (CLIENT, M0, UPDATE, SUM)
 """What is of a round, and as large as a model."""
 _KINDS = {value.name: value.kind for value in [*globals().values()] if isinstance(value, Value)}
 
@@ -233,7 +252,16 @@ class Signatory:
         self.name, self.identity, self.roster = name, identity, roster
         self.gradients, self.rehearsal = gradients, rehearsal
         self.misstates: float | None = None  # in a rehearsal, the factor by which it misstates
+        self.held_out: HeldOut | None = None  # its samples as a judge of a panel, where it is one
+        self.falsely: Callable[[Any], Any] | None = None  # in a rehearsal, what it shows as a false judge
+        self.seed: int | None = None  # of a rehearsal that must be repeatable
         self.without: tuple[str, ...] = ()  # whose answers its owner agrees to close a settlement without
+
+    def secret(self, purpose: str, run: str) -> bytes:
+        """Return 32 bytes that follow from this member's key alone; in a rehearsal from its seed."""
+        if self.seed is not None or self.identity is None:
+            return hashlib.sha256(canonical([purpose, self.name, self.seed])).digest()
+        return hashlib.sha256(self.sign(purpose, {"run": run})).digest()
 
     def sign(self, kind: str, body: Mapping[str, Any]) -> bytes:
         """Sign a record of this member; return empty bytes if it has no key."""

@@ -30,8 +30,8 @@ from fedmerit.secagg.messages import Wire, decoded, list_limit
 
 Exchange = Literal[
     "join", "advertise", "share", "train", "check", "unmask", "report",
-    "last", "open", "agree", "agreed", "state", "draw", "drawn", "seal", "witness", "table", "pairs",
-    "settle", "close",
+    "last", "judge", "judged", "column", "open", "agree", "agreed", "state", "draw", "drawn", "seal",
+    "witness", "table", "pairs", "settle", "close",
 ]  # fmt: skip
 EXCHANGES: Final[tuple[Exchange, ...]] = get_args(Exchange)
 PROTOCOL: Final = 1
@@ -118,9 +118,20 @@ Accords = Annotated[dict[str, Accord], MEMBERS]
 
 class OpenAsk(AskBody, frozen=True):
     manifest: bytes
-    slice: Place
+    slice: Place | None  # none in a panel
     last: Annotated[dict[str, Signature], MEMBERS]  # signatures on the last round, if it came early
     agreed: Accords = {}  # of t members, for one who agreed to another
+    showings: SignedTexts = {}  # of all judges
+
+
+class JudgeAsk(AskBody, frozen=True):
+    manifest: bytes  # the rounds that are judged, without directions
+    drawn: Annotated[dict[str, Signature], MEMBERS]  # under the seed of the coordinates
+    last: Annotated[dict[str, Signature], MEMBERS]
+
+
+class ColumnAsk(AskBody, frozen=True):
+    showings: SignedTexts  # of all judges: what they show, by hash
 
 
 class StateAsk(AskBody, frozen=True):
@@ -130,6 +141,7 @@ class StateAsk(AskBody, frozen=True):
 class DrawAsk(AskBody, frozen=True):
     statements: Annotated[dict[str, Hash], MEMBERS]  # hashes of all that were made
     committed: Annotated[dict[str, Hash], MEMBERS]  # hashes of their authors' numbers
+    last: Annotated[dict[str, Signature], MEMBERS] = {}  # as in ``open``, before the coordinates are drawn
 
 
 class NonceAnswer(Wire, frozen=True):
@@ -139,8 +151,11 @@ class NonceAnswer(Wire, frozen=True):
     signature: Signature
 
 
-class DrawnAsk(DrawAsk, frozen=True):
+class DrawnAsk(AskBody, frozen=True):
+    statements: Annotated[dict[str, Hash], MEMBERS]
+    committed: Annotated[dict[str, Hash], MEMBERS]
     openings: Annotated[dict[str, NonceAnswer], MEMBERS]
+    last: Annotated[dict[str, Signature], MEMBERS] = {}
 
 
 class SealAsk(AskBody, frozen=True):
@@ -181,7 +196,9 @@ ASKS: Final[Mapping[Exchange, type[AskBody]]] = {
     **dict.fromkeys(("share", "check", "unmask"), HeadsAsk),
     "report": ReportAsk,
     "open": OpenAsk,
-    **dict.fromkeys(("last", "agree", "agreed"), AskBody),
+    **dict.fromkeys(("last", "judged", "agree", "agreed"), AskBody),
+    "judge": JudgeAsk,
+    "column": ColumnAsk,
     "state": StateAsk,
     "draw": DrawAsk,
     "drawn": DrawnAsk,
@@ -192,15 +209,28 @@ ASKS: Final[Mapping[Exchange, type[AskBody]]] = {
     "settle": SettleAsk,
     "close": CloseAsk,
 }
-_ARRAYS: Final[Mapping[str, tuple[set[str], set[str]]]] = {
-    "report": ({"sum"}, SLICE),
-    "open": (SLICE, set()),
+_ARRAYS: Final[Mapping[str, tuple[set[str], ...]]] = {
+    "report": ({"sum"}, {"sum", *SLICE}),
+    "judge": (set(), {"m0", "sum", "before"}),
+    "open": (SLICE, {"columns"}),
     "agree": ({"g", "m0", "sum"}, set()),
     "witness": ({"g"}, set()),
-    "table": ({"g", "m0", "sum"}, set()),
+    "table": ({"g", "m0", "sum"},),
 }
-"""The arrays that a message must have, and those that it may have."""
-_LONG: Final = ("open", "state", "draw", "drawn", "seal", "witness", "table", "pairs", "settle")
+"""The arrays that a message has; in one of these ways."""
+_LONG: Final = (
+    "judge",
+    "column",
+    "open",
+    "state",
+    "draw",
+    "drawn",
+    "seal",
+    "witness",
+    "table",
+    "pairs",
+    "settle",
+)
 
 
 class Joined(Wire, frozen=True):
@@ -209,6 +239,7 @@ class Joined(Wire, frozen=True):
     name: str
     signature: Signature
     run_config: bytes
+    held_out: bytes = b""  # JSON: what a judge of a panel commits to
 
 
 class ReportAnswer(Signed, frozen=True):
@@ -321,8 +352,7 @@ class Ask:
         if len(parcel.head) > (limit := ask_limit(exchange, members)):
             raise MessageError(f"expected at most {limit} bytes, got {len(parcel.head)}", stage=exchange)
         inner = decoded(bytes(outer.inner), _Inner, what)
-        needed, allowed = _ARRAYS.get(exchange, (set(), set()))
-        if {*parcel.arrays} != {*inner.named} or {*inner.named} not in (needed, needed | allowed):
+        if {*parcel.arrays} != {*inner.named} or {*inner.named} not in _ARRAYS.get(exchange, (set(),)):
             raise MessageError("other arrays beside it than expected", stage=exchange)
         body = decoded(inner.body, ASKS[exchange], what)
         ask = cls(exchange, inner.run, inner.round, body, parcel.arrays, inner.named)
@@ -339,7 +369,8 @@ class Ask:
 
         With ``digest``, the array must have this SHA-256, little-endian.
         """
-        given = self.arrays[name]
+        if (given := self.arrays.get(name)) is None:
+            raise MessageError(f"expected the array {name} beside it")
         if given.dtype != np.dtype(kind) or given.shape != (size,):
             expected = f"{size} numbers of type {np.dtype(kind)}"
             raise MessageError(f"{name}: expected {expected}, got {given.dtype} {given.shape}")
@@ -357,7 +388,7 @@ class Ask:
     @cached_property
     def opened(self) -> Slice:
         """The test slice beside a message, compared with what the server signed."""
-        x, y, salts = (self.arrays[name] for name in ("x", "y", "salts"))
+        x, y, salts = (self.arrays.get(name, np.zeros(0)) for name in ("x", "y", "salts"))
         if self.body.slice is None:
             raise MessageError("a test slice without its place in the pool")
         if x.ndim < 1 or y.ndim < 1 or len(y) != len(x) or 0 in x.shape or 0 in y.shape:
@@ -473,9 +504,14 @@ def join_body(
     server: bytes,
     *,
     run_config: bytes,
+    held_out: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return what a member signs when it joins: its address, its run config and all that it agrees to."""
-    return {
+    """Return what a member signs when it joins: its address, its run config and all that it agrees to.
+
+    In a run with a panel, also what it commits to as a judge.
+    """
+    panel = {} if held_out is None else {"held_out": dict(held_out)}
+    return panel | {
         "run": run,
         "address": address,
         "run_config": run_config.hex(),

@@ -32,6 +32,7 @@ from fedmerit.protocol.direction import (
     block_units,
     blocks_of,
     integers,
+    numeral,
     product,
     slopes_of,
 )
@@ -318,7 +319,7 @@ class _Naming:
         self._keep_asks(verdict)
         if self.along.block is None and not anew and self._case().is_plain(proof, evidence):
             return None
-        products = {name: str(value) for name, value in sorted(self.products.items())}
+        products = {name: numeral(value) for name, value in sorted(self.products.items())}
         shown = {**evidence.to_dict(), "products": products}
         body = {**proof.body(), "settlement": self.manifest.digest, "evidence": shown}
         self.recorder.state("verdict", body)

@@ -317,8 +317,8 @@ def span_of(size: int, slices: int, index: int, settled: int = 0) -> slice:
 
 def parts_of(size: int, *, method: str, reveal: str, rounds: int) -> tuple[int, int]:
     """Return into how many slices a pool is cut, and how many samples are the settlement's."""
-    for_rounds = 0 if method == "settled" else rounds if reveal == "per-round" else 1
-    settled = {"settled": size, "both": size // 2, "reports": 0}[method]
+    for_rounds = 0 if method in ("settled", "panel") else rounds if reveal == "per-round" else 1
+    settled = {"settled": size, "panel": size, "both": size // 2, "reports": 0}[method]
     return for_rounds + (method != "reports"), settled
 
 

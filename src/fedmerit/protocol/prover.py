@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedmerit.errors import BindingError, RefusedError
 from fedmerit.identity import canonical, commitment, number
 from fedmerit.protocol import memory
+from fedmerit.protocol.bench import COORDINATES, board_of, lanes_in
 from fedmerit.protocol.direction import (
     BLOCKS_SLACK,
     Along,
@@ -29,6 +30,7 @@ from fedmerit.protocol.direction import (
     differs,
     product,
     slopes_of,
+    whole_number,
 )
 from fedmerit.protocol.memory import MemberState, Signatory, TrainedUpdate
 from fedmerit.protocol.messages import (
@@ -47,7 +49,9 @@ from fedmerit.protocol.settlement import (
     Statement,
     agreement,
     equations,
+    false_number,
     fitting,
+    last_round,
     statement_limit,
     table_body,
     table_limit,
@@ -72,7 +76,7 @@ from fedmerit.secagg.quantise import Direction, Encoding, Words
 
 if TYPE_CHECKING:
     from fedmerit.secagg.client import Client
-    from fedmerit.secagg.naming import MaskTable
+    from fedmerit.secagg.naming import Lines, MaskTable
     from fedmerit.secagg.witness import Handed, Sighting, Witnessed
 
 NEAR = 1e-3
@@ -88,6 +92,30 @@ class Seat:
         self.place = member, state, agreed, run, head
         self.member, self.state, self.agreed, self.run, self.head = self.place
         self.config, self.name = agreed.config, member.name
+
+    @property
+    def draw(self) -> str:
+        """What the draw that is under way belongs to: a settlement, or before a panel the coordinates."""
+        begun = self.state.get(memory.SETTLEMENT) is not None or not self.config.judged
+        return self.manifest().digest if begun else COORDINATES
+
+    def lines(self, ask: Ask, entry: Entry, encoding: Encoding) -> Lines:
+        """Return the direction of a round beside a message; those of a panel are kept by this member."""
+        if not self.config.judged:
+            return ask.array("g", "<i4", encoding.words, entry.g)
+        columns, x = self.state.get(memory.COLUMNS), self.state.get(memory.SUM.of(entry.round))
+        if columns is None or x is None:
+            raise BindingError("has not kept what judges showed, or the sum")
+        return board_of(self.manifest(), entry, columns, x)
+
+    def check_last(self, ask: Ask) -> None:
+        """Raise unless the last round is the one agreed on, or t members signed that it is another."""
+        if ask.round == self.config.training.rounds:
+            return
+        body = last_round(self.run, ask.round)
+        signatures = ask.body.last.items()
+        signed = [name for name, proof in signatures if self.member.is_signed(name, "last", body, proof)]
+        self.enough(signed, f"that round {ask.round} is the last one")
 
     def manifest(self) -> Manifest:
         if (text := self.state.get(memory.SETTLEMENT)) is None:
@@ -127,10 +155,9 @@ class Seat:
             if self.name in entry.participants:
                 part, key = self.state.get(memory.STATED.of(entry.round)), str(entry.round)
                 assert part is not None  # it agreed to the manifest
-                rounds[key], blocks[key] = int(part.product), tuple(part.blocks)
+                rounds[key], blocks[key] = whole_number(part.product), tuple(part.blocks)
                 if factor is not None:
-                    false = round(rounds[key] * factor)
-                    rounds[key] = false + (false == rounds[key])
+                    rounds[key] = false_number(rounds[key], factor, manifest.lanes)
         return Statement(self.name, manifest.digest, rounds, blocks)
 
     def sums(self, ask: Ask, entry: Entry, encoding: Encoding) -> tuple[Model, Words]:
@@ -173,36 +200,50 @@ class Prover(Seat):
             "draw": self._draw, "drawn": self._drawn, "seal": self._seal, "witness": self._witness,
             "table": self._table, "pairs": self._pairs,
         }  # fmt: skip
-        if self.state.get(memory.STATEMENT) is None:
+        first = ask.exchange in ("draw", "drawn") and self.draw == COORDINATES
+        if self.state.get(memory.STATEMENT) is None and not first:
             raise RefusedError("has not stated")
         return steps[ask.exchange](ask)
 
     # ---------------------------------------------------------------------------------------------- the draw
 
     def _draw(self, ask: Ask) -> bytes:
-        """Open the number that this member committed to, for one list of statements."""
-        answer, nonce = self.state.get(memory.STATEMENT), self.nonce(self.manifest())
-        assert answer is not None
-        own = parsed(decoded(answer, StateAnswer, "a statement").text, "draw")
-        statements, committed = ask.body.statements, ask.body.committed
-        self.enough(statements, "statements on which it would open its number")
+        """Open the number that this member committed to, for one list of statements.
+
+        The coordinates of a panel are drawn before there are any, with the numbers of everybody who joined.
+        """
+        draw, statements, committed = self.draw, ask.body.statements, ask.body.committed
+        if draw == COORDINATES:
+            nonce, own = self.member.secret(COORDINATES, self.run), None
+            self.check_last(ask)
+        else:
+            nonce = self.nonce(self.manifest())
+            own = commitment(parsed(self._stated().text, "draw")).hex()
+        self.enough(committed, "numbers among which it would open its own")
         hashes = statements.get(self.name), committed.get(self.name)
-        if hashes not in ((None, None), (commitment(own).hex(), nonce_hash(nonce))):
+        if hashes not in ((None, None), (own, nonce_hash(nonce))):
             raise RefusedError("was shown another statement than it made, or another number")
-        shown = list_hash(statements, committed)
+        shown, opened = list_hash(statements, committed), self.state.get(memory.OPENED) or {}
         # Once t members signed a draw, which this member took part in, no number changes it any more.
-        if self.state.get(memory.OPENED) not in (None, shown) and self.state.get(memory.SEALED) is None:
+        if opened.get(draw, shown) != shown and (draw == COORDINATES or not self.state.get(memory.SEALED)):
             raise RefusedError("has opened its number for other statements")
-        self.state.put(memory.OPENED, shown)
-        body = opening(self.run, self.manifest().digest, shown, nonce)
+        self.state.put(memory.OPENED, {**opened, draw: shown})
+        body = opening(self.run, draw, shown, nonce)
         return pack([nonce, self.member.sign("nonce", body)])
+
+    def _stated(self) -> StateAnswer:
+        answer = self.state.get(memory.STATEMENT)
+        assert answer is not None
+        return decoded(answer, StateAnswer, "a statement")
 
     def _drawn(self, ask: Ask) -> bytes:
         """Sign the seed that follows from t members' numbers, and no other one."""
-        told, digest = ask.body, self.manifest().digest
+        told, digest = ask.body, self.draw
         listed = list_hash(told.statements, told.committed)
-        if self.state.get(memory.OPENED) not in (None, listed):
+        if (self.state.get(memory.OPENED) or {}).get(digest, listed) != listed:
             raise RefusedError("has opened its number for other statements")
+        if digest == COORDINATES:
+            self.check_last(ask)
         for name, opened in told.openings.items():
             body = opening(self.run, digest, listed, opened.nonce)
             signed = self.member.is_signed(name, "nonce", body, opened.signature)
@@ -211,13 +252,14 @@ class Prover(Seat):
         self.enough(told.openings, "what they opened for the draw")
         nonces = {name: opened.nonce.hex() for name, opened in told.openings.items()}
         seed = seed_of(digest, told.statements, nonces)
-        if self.state.get(memory.DRAWN) not in (None, seed):
+        drawn = self.state.get(memory.DRAWN) or {}
+        if drawn.get(digest, seed) != seed:
             raise RefusedError("takes part in another draw")
-        self.state.put(memory.DRAWN, seed)
+        self.state.put(memory.DRAWN, {**drawn, digest: seed})
         return pack(self.member.sign("drawn", drawn_body(self.run, digest, seed)))
 
     def _seed(self) -> str:
-        seed = self.state.get(memory.SEALED) or self.state.get(memory.DRAWN)
+        seed = self.state.get(memory.SEALED) or (self.state.get(memory.DRAWN) or {}).get(self.draw)
         if seed is None:
             raise RefusedError("has signed no draw of witnesses")
         return seed
@@ -267,7 +309,7 @@ class Prover(Seat):
         if self.name not in entry.participants:
             raise RefusedError("is not in the sum")
         client, _ = self._masks(entry)
-        g = ask.array("g", "<i4", client.task.encoding.words, entry.g)
+        g = self.lines(ask, entry, client.task.encoding)
         attempt = attempt_in(ask.body.lists, client.setting, client.task)
         if attempt.included != entry.participants or attempt.digests[self.name] != client.sent:
             raise BindingError("was shown other masked inputs than those of the sum")
@@ -280,9 +322,9 @@ class Prover(Seat):
     def _tables_in(self, ask: Ask, entry: Entry) -> dict[str, MaskTable]:
         """Return the tables of a round that this member is shown, each signed by its author."""
         where = (self.run, self.manifest().digest, self.manifest().along(entry.round))
-        most = table_limit(self.config.clients)
+        most = table_limit(self.config.clients, lanes_in(self.config))
         shown = self._signed_in(ask.body.tables, "table", most)
-        return {name: table_of(name, body, *where) for name, body in shown}
+        return {name: table_of(name, body, *where, self.manifest().lanes) for name, body in shown}
 
     def _handed_in(self, ask: Ask, seed: str) -> dict[str, Handed]:
         """Return what ends handed over in a round, each signed by its author."""
@@ -305,7 +347,7 @@ class Prover(Seat):
         self,
         client: Client,
         sums: Witnessed,
-        g: Direction,
+        g: Lines,
         tables: Mapping[str, MaskTable],
         handed: Mapping[str, Handed],
     ) -> Sighting:
@@ -325,7 +367,8 @@ class Prover(Seat):
             else:
                 channels |= {end: client.channel(end) for end in found if end}
         binding = client.task.binding(client.setting)
-        products = mask_products({pair: masks.stream_key(key, binding) for pair, key in keys.items()}, g)
+        streams = {pair: masks.stream_key(key, binding) for pair, key in keys.items()}
+        products = mask_products(streams, g, pairs=True)
         false = {pair for pair, value in products.items() if not said_of(tables, pair) <= {value}}
         values = {pair: value for pair, value in products.items() if pair not in false}
         return Sighting(values, {pair: keys[pair] for pair in false}, channels)
@@ -384,15 +427,15 @@ class Prover(Seat):
             raise BindingError("has told nothing of its masks")
         body = parsed(text, "pairs")
         where = (self.run, manifest.digest, Along.from_body(body))
-        ours = table_of(self.name, body, *where)
+        ours = table_of(self.name, body, *where, manifest.lanes)
         client, _ = self._masks(entry)
         client.tell(where[2].g, ours.pairs, purpose)
         opened = []
         for peer, signed in sorted(ask.body.tables.items()):
-            body = parsed(signed.text, "pairs", table_limit(client.setting.members))
+            body = parsed(signed.text, "pairs", table_limit(client.setting.members, lanes_in(self.config)))
             if not self.member.is_signed(peer, "table", body, signed.signature):
                 raise BindingError("did not sign this table", member=peer)
-            theirs = table_of(peer, body, *where)
+            theirs = table_of(peer, body, *where, manifest.lanes)
             opened.append((peer, client.open_pair(peer, ours, theirs, purpose)))
         self.state.put(memory.CLIENT.of(entry.round), client)
         return pack(opened)

@@ -25,9 +25,12 @@ import numpy.typing as npt
 
 from fedmerit.errors import MessageError, placing
 from fedmerit.identity import SERVER, canonical, new_salt
-from fedmerit.protocol.direction import BLOCKS_SLACK, Along, Entry, Manifest, whole_number
+from fedmerit.protocol.bench import panel_of
+from fedmerit.protocol.direction import BLOCKS_SLACK, Along, Entry, Manifest, numeral, whole_number
+from fedmerit.scoring.panel import Panel
 from fedmerit.scoring.scores import from_blocks
 from fedmerit.scoring.types import Scores
+from fedmerit.secagg.board import RING, less, packed, part_of, signed_lanes, total
 
 if TYPE_CHECKING:
     from fedmerit.secagg.naming import MaskTable
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 DAY = 86_400
 CLOCKS = 3600
 """Seconds by which a member's clock may differ from the server's when it is told of a window."""
+DIGITS = 17
+"""Most bytes of a number of 64 bits, as text."""
 STATEMENT = 2048
 """Most bytes of a statement, for each round."""
 MOST_PART = 1e9
@@ -66,7 +71,7 @@ class Statement:
             "salt": self.salt,
             "settlement": self.settlement,
             "masks": self.masks,
-            "rounds": {key: str(value) for key, value in self.rounds.items()},
+            "rounds": {key: numeral(value) for key, value in self.rounds.items()},
             "blocks": {key: [f"{value:.7g}" for value in values] for key, values in self.blocks.items()},
         }
 
@@ -95,13 +100,16 @@ class Statement:
                 raise MessageError(
                     f"expected {len(manifest.blocks)} numbers per round, at most {MOST_PART:g}"
                 )
+            most = RING**manifest.lanes
+            if manifest.lanes > 1 and not all(0 <= value < most for value in rounds.values()):
+                raise MessageError("a statement with numbers of another size")
         in_order = {key: rounds[key] for key in expected}  # what is signed sorts 10 before 2
         return replace(read, rounds=in_order, blocks={key: blocks[key] for key in expected})
 
 
 def statement_limit(manifest: Manifest) -> int:
     """Return the most bytes of a statement, which its reader compares before it parses one."""
-    return STATEMENT * (2 + len(manifest.rounds))
+    return STATEMENT * (2 + len(manifest.rounds)) + DIGITS * manifest.lanes * len(manifest.rounds)
 
 
 def agreement(
@@ -128,6 +136,13 @@ def countersignature(run: str, settled: Mapping[str, Any]) -> dict[str, Any]:
     return {"run": run, "settlement": settled["settlement"], "sums": digest}
 
 
+def false_number(value: int, factor: float, lanes: int) -> int:
+    """Return another product, about so many times as large, for a rehearsal's lie."""
+    each = (value,) if lanes == 1 else signed_lanes(value, lanes)
+    false = [round(one * factor) + (round(one * factor) == one) for one in each]
+    return false[0] if lanes == 1 else packed(false)
+
+
 def name_hash(name: str) -> str:
     """Return a part of a file's name that stands for a member."""
     return hashlib.sha256(name.encode()).hexdigest()[:16]
@@ -140,7 +155,7 @@ def words_kind(name: str) -> str:
 
 def table_body(run: str, settlement: str, along: Along, table: MaskTable) -> dict[str, Any]:
     """Return what a member signs of its masks in a direction."""
-    pairs = {peer: str(value) for peer, value in table.pairs.items()}
+    pairs = {peer: numeral(value) for peer, value in table.pairs.items()}
     where = {"run": run, "settlement": settlement, **along.body()}
     return {**where, "pairs": pairs}
 
@@ -150,18 +165,21 @@ def tables_hash(tables: Iterable[Mapping[str, Any]]) -> str:
     return hashlib.sha256(b"fedmerit/tables/1\n" + canonical([*tables])).hexdigest()
 
 
-def table_limit(members: Sequence[str]) -> int:
+def table_limit(members: Sequence[str], lanes: int = 1) -> int:
     """Return the most bytes of a table, which its reader compares before it parses one."""
-    return 1024 + sum(12 * len(name) + 64 for name in members)
+    most = DIGITS * lanes
+    return 1024 + most + sum(12 * len(name) + 64 + most for name in members)
 
 
-def table_of(member: str, body: Mapping[str, Any], run: str, settlement: str, along: Along) -> MaskTable:
+def table_of(
+    member: str, body: Mapping[str, Any], run: str, settlement: str, along: Along, lanes: int = 1
+) -> MaskTable:
     """Read a table; raise MessageError unless it is one of this direction and settlement."""
     from fedmerit.secagg.naming import MaskTable  # it needs cryptography
 
     try:
         pairs = {str(peer): whole_number(value) for peer, value in body["pairs"].items()}
-        table = MaskTable(member, pairs)
+        table = MaskTable(member, pairs, lanes)
         same = table_body(run, settlement, along, table) == dict(body)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise MessageError(f"not a table of masks: {error!r:.100}", stage="table", member=member) from None
@@ -180,6 +198,7 @@ class Equation:
     entry: Entry
     stated: tuple[int | None, ...]  # None where nobody stated
     parts: tuple[tuple[float, ...] | None, ...]  # likewise, in each block
+    lanes: int = 1  # numbers in each; more than one are packed
 
     @property
     def round(self) -> int:
@@ -204,12 +223,16 @@ class Equation:
     @property
     def sum(self) -> int | None:
         """What was stated in all; None while somebody is missing."""
-        return None if self.missing else sum(value for value in self.stated if value is not None)
+        return None if self.missing else self._total
 
     @property
     def rest(self) -> int:
         """What nobody has claimed yet."""
-        return self.product - sum(value for value in self.stated if value is not None)
+        return less(self.product, self._total, self.lanes)
+
+    @property
+    def _total(self) -> int:
+        return total([value for value in self.stated if value is not None], self.lanes)
 
     @property
     def holds(self) -> bool:
@@ -229,7 +252,7 @@ class Equation:
     @cached_property
     def odd(self) -> tuple[int, ...]:
         """The blocks in which everybody stated and the parts do not add up."""
-        if self.missing:
+        if self.missing or not self.entry.blocks:
             return ()
         off = np.abs(np.array(self.parts, np.float64).sum(axis=0) - self.entry.blocks)
         return tuple(np.flatnonzero(~(off <= self.room)).tolist())
@@ -239,8 +262,8 @@ class Equation:
         return {
             "round": self.round,
             "participants": list(self.participants),
-            "sum": None if self.sum is None else str(self.sum),
-            "product": str(self.product),
+            "sum": None if self.sum is None else numeral(self.sum),
+            "product": numeral(self.product),
             "holds": self.holds,
             "odd": list(self.odd),
         }
@@ -253,7 +276,7 @@ def equations(manifest: Manifest, statements: Mapping[str, Statement]) -> list[E
         stated, key = [statements.get(name) for name in entry.participants], str(entry.round)
         products = tuple(None if statement is None else statement.rounds[key] for statement in stated)
         parts = tuple(None if statement is None else statement.blocks[key] for statement in stated)
-        every.append(Equation(entry, products, parts))
+        every.append(Equation(entry, products, parts, manifest.lanes))
     return every
 
 
@@ -289,7 +312,7 @@ class Proof:
         return {
             **self.along.body(),
             "named": dict(self.named),
-            "values": {name: str(value) for name, value in self.values.items()},
+            "values": {name: numeral(value) for name, value in self.values.items()},
             "silent": list(self.silent),
         }
 
@@ -495,9 +518,11 @@ class Settled:
         if not self.final or self.withheld or (proof and SERVER in proof.named):
             return 0
         left = self.left(entry)
-        rest = entry.product - sum(value for value in values.values() if value is not None)
-        part, more = divmod(rest, len(left))
-        return part + (left.index(name) < more)
+        lanes = self.manifest.lanes
+        rest = less(
+            entry.product, total([value for value in values.values() if value is not None], lanes), lanes
+        )
+        return part_of(rest, len(left), left.index(name), lanes)
 
     def counts(self, entry: Entry, name: str) -> int | None:
         """Return the integer that counts for a member in a round; None while it has none."""
@@ -518,6 +543,24 @@ class Settled:
     def _counting(self) -> dict[int, npt.NDArray[np.float64]]:
         """By round, everybody's parts that count."""
         return {equation.round: self.parts(equation) for equation in self.equations}
+
+    @cached_property
+    def panel(self) -> Panel | None:
+        """Who helped whom, in a run with a panel."""
+        if self.manifest.bench is None:
+            return None
+        lanes = self.manifest.lanes
+        counted = [
+            {name: signed_lanes(self.counted(entry, name), lanes) for name in entry.participants}
+            for entry in self.manifest.rounds
+        ]
+        return panel_of(self.manifest, counted, self.panelists)
+
+    @property
+    def panelists(self) -> tuple[str, ...]:
+        """Everybody in a panel: who was summed, and who judged."""
+        bench = self.manifest.bench
+        return _each((*self.manifest.members, *(() if bench is None else bench.names)))
 
     def totals(self, clients: Sequence[str]) -> Scores:
         """Return everybody's score over the run, with standard errors from the blocks."""

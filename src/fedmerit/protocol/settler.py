@@ -32,7 +32,9 @@ from fedmerit.protocol.direction import (
     block_products,
     differs,
     manifest_limit,
+    numeral,
     product,
+    whole_number,
 )
 from fedmerit.protocol.memory import OwnProducts, TrainedUpdate, kept_line
 from fedmerit.protocol.messages import (
@@ -122,7 +124,7 @@ class Settler(Seat):
             raise RefusedError("has agreed to another manifest")
         if (manifest.run, manifest.utility) != (self.run, config.scoring.utilities[0]):
             raise BindingError("a manifest of another run or utility")
-        self._check_last(ask)
+        self.check_last(ask)
         if manifest.rounds[-1].round > ask.round:
             raise BindingError(f"a manifest with rounds after the last one, {ask.round}")
         self._check_participants(manifest)
@@ -183,15 +185,6 @@ class Settler(Seat):
                     f"least {least} of the roster"
                 )
 
-    def _check_last(self, ask: Ask) -> None:
-        """Raise unless the last round is the one agreed on, or t members signed that it is another."""
-        if ask.round == self.config.training.rounds:
-            return
-        body = last_round(self.run, ask.round)
-        signatures = ask.body.last.items()
-        signed = [name for name, proof in signatures if self.member.is_signed(name, "last", body, proof)]
-        self.enough(signed, f"that round {ask.round} is the last one")
-
     def _refuse_known(self, shown: Slice) -> None:
         """Raise if samples of this pool were shown before, in this run or an earlier one; remember them."""
         samples = samples_in(shown)
@@ -240,7 +233,9 @@ class Settler(Seat):
         pairs, words = self._masks(client, g, update)
         own_blocks = block_products(words, slopes, encoding, entry.step, entry.weight)
         digits = [float(f"{value:.7g}") for value in own_blocks]  # seven do for standard errors
-        return OwnProducts(str(product(words, g)), digits, pairs=pairs)
+        return OwnProducts(
+            str(product(words, g)), digits, pairs={peer: numeral(value) for peer, value in pairs.items()}
+        )
 
     def _masks(
         self, client: PlainClient, g: Direction, update: TrainedUpdate
@@ -316,7 +311,8 @@ class Settler(Seat):
                 self.member.client(self.state, entry.round),
             )
             assert part is not None  # it agreed to the manifest
-            table = masked(client).tell(entry.g, part.pairs)
+            pairs = {peer: whole_number(value) for peer, value in part.pairs.items()}
+            table = masked(client).tell(entry.g, pairs, lanes=manifest.lanes)
             tables.append(table_body(self.run, manifest.digest, manifest.along(entry.round), table))
             self.state.put(memory.CLIENT.of(entry.round), client)
             told = self.state.get(memory.TABLES.of(entry.round)) or {}

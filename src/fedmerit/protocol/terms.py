@@ -132,7 +132,7 @@ LARGEST_BOUND = 100.0
 """Largest bound that `cautious` accepts: no training moves a coordinate further in one round."""
 
 
-FEATURES = ("settlement", "sketches")
+FEATURES = ("settlement", "panel", "sketches")
 """What this version can do beyond its protocol. A run's terms list what its members must be able to do."""
 
 
@@ -161,7 +161,8 @@ def proposed(
 
 def features_of(config: Config) -> list[str]:
     """Return what the members of a run with these settings must be able to do, of `FEATURES`."""
-    return [*(["settlement"] if config.settles else []), *(["sketches"] if config.reports else [])]
+    settles = ["panel"] if config.judged else ["settlement"] if config.settles else []
+    return [*settles, *(["sketches"] if config.reports else [])]
 
 
 def roster_terms(roster: Roster) -> dict[str, Any]:

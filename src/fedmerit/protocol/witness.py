@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from fedmerit.config import Config
 from fedmerit.errors import MessageError
 from fedmerit.identity import canonical
-from fedmerit.protocol.direction import Entry, Manifest, whole_number
+from fedmerit.protocol.direction import Entry, Manifest, numeral, whole_number
 
 if TYPE_CHECKING:
     from fedmerit.secagg.naming import Attempt, MaskTable
@@ -88,7 +88,7 @@ def sealed_limit(members: Collection[str]) -> int:
 
 def sighting_body(run: str, settlement: str, seed: str, round: int, seen: Sighting) -> dict[str, Any]:
     """Return what a witness signs of the pairs that it was drawn for."""
-    values = [[*pair, str(value)] for pair, value in sorted(seen.values.items())]
+    values = [[*pair, numeral(value)] for pair, value in sorted(seen.values.items())]
     keys = [[*pair, _text(key)] for pair, key in sorted(seen.keys.items())]
     channels = {end: _text(shared) for end, shared in seen.channels.items()}
     shown = {"values": values, "keys": keys, "channels": channels}
@@ -282,7 +282,7 @@ class Book:
             if said == {None}:
                 continue  # they have no mask
             seen = self.sightings.get((entry.round, witness)) if self.is_drawn else None
-            values = {frozenset(one): str(value) for one, value in seen.values.items()} if seen else {}
+            values = {frozenset(one): numeral(value) for one, value in seen.values.items()} if seen else {}
             count += 1
             unseen += said != {values.get(pair)}
         return unseen, count

@@ -63,14 +63,36 @@ def signed_lanes(value: int, count: int) -> tuple[int, ...]:
 
 
 def total(values: Sequence[int], count: int) -> int:
-    """Return the sum of integers: of packed ones number by number, of plain ones (``count`` 0) as it is.
+    """Return the sum of integers: of packed ones number by number, of plain ones (``count`` 1) as it is.
 
-    >>> total([packed([1, -1]), packed([2, 3])], 2) == packed([3, 2]), total([5, -7], 0)
+    >>> total([packed([1, -1]), packed([2, 3])], 2) == packed([3, 2]), total([5, -7], 1)
     (True, -2)
     """
-    if not count:
+    if count == 1:
         return sum(values)
     return packed(map(sum, zip(*(lanes(value, count) for value in values), strict=True)))
+
+
+def less(value: int, taken: int, count: int) -> int:
+    """Return a difference of such integers, likewise.
+
+    >>> less(packed([1, 5]), packed([2, 3]), 2) == packed([-1, 2]), less(5, 7, 1)
+    (True, -2)
+    """
+    if count == 1:
+        return value - taken
+    return packed(a - b for a, b in zip(lanes(value, count), lanes(taken, count), strict=True))
+
+
+def part_of(value: int, parts: int, place: int, count: int) -> int:
+    """Return one of so many nearly equal parts of such an integer; all of them add up to it.
+
+    >>> [part_of(7, 3, place, 1) for place in range(3)]
+    [3, 2, 2]
+    """
+    each = (value,) if count == 1 else signed_lanes(value, count)
+    own = [one // parts + (place < one % parts) for one in each]
+    return own[0] if count == 1 else packed(own)
 
 
 # ---------------------------------------------------------------------------------------------- random bits
@@ -150,7 +172,8 @@ class Board:
 
         counters = np.zeros((self.at.size, 2), ">u8")
         counters[:, 1] = self.at // 2
-        blocks = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(counters.tobytes())
+        # counter mode, as `masks.Streams` has it, at these counters alone
+        blocks = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(counters.tobytes())  # noqa: S305
         words = np.frombuffer(blocks, "<u8").reshape(-1, 2)[np.arange(self.at.size), self.at % 2]
         return self.products(words)
 

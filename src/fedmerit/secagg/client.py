@@ -16,6 +16,7 @@ import numpy.typing as npt
 from fedmerit.errors import BindingError, RefusedError, RoundAborted, placing
 from fedmerit.identity import verifies
 from fedmerit.secagg import masks
+from fedmerit.secagg.board import Board, packed, total
 from fedmerit.secagg.masks import RING
 from fedmerit.secagg.messages import (
     DECLINE,
@@ -36,9 +37,9 @@ from fedmerit.secagg.messages import (
     seal,
     seen_of,
 )
-from fedmerit.secagg.naming import MaskTable, mask_products, refuse_direction
+from fedmerit.secagg.naming import Lines, MaskTable, mask_products, refuse_direction
 from fedmerit.secagg.plain import PlainClient, State
-from fedmerit.secagg.quantise import Direction, Words
+from fedmerit.secagg.quantise import Words
 from fedmerit.secagg.setting import Released, Setting, Update, pack
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class Client(PlainClient):
             return payload
 
     def products(
-        self, direction: Direction, delta: npt.NDArray[np.floating[Any]]
+        self, direction: Lines, delta: npt.NDArray[np.floating[Any]]
     ) -> tuple[dict[str, int], Words]:
         """Return the products of this member's masks with a direction, by peer, and the integers it masked.
 
@@ -205,11 +206,29 @@ class Client(PlainClient):
         with placing("naming", self.name):
             refuse_direction(self.task.encoding, direction)
             self.masked_again(delta)
-            binding = self.task.binding(self.setting)
-            keys = {peer: masks.stream_key(self._pair_key(peer), binding) for peer in self._state.pairs}
-            return mask_products(keys, direction), self.words(delta)
+            keys, survivors = self._stream_keys(), self._state.survivors
+            here = {peer: key for peer, key in keys.items() if peer in survivors}
+            lost = {peer: key for peer, key in keys.items() if peer not in here}
+            found = mask_products(here, direction, pairs=True) | mask_products(lost, direction)
+            return {peer: found[peer] for peer in keys}, self.words(delta)
 
-    def tell(self, direction: str, products: Mapping[str, int], purpose: str = "") -> MaskTable:
+    def blurred(self, board: Board, words: Words) -> int:
+        """Return the products of these integers with a panel's directions, with the noise of all pairs."""
+        parts = [board.of_words(words)]
+        for peer, key in self._stream_keys().items():
+            if peer in self._state.survivors:
+                sign = masks.sign_of(self.setting, self.name, peer)
+                parts.append(packed(sign * number for number in board.noise(key)))
+        return total(parts, board.lanes)
+
+    def _stream_keys(self) -> dict[str, bytes]:
+        """Return the keys of this member's masks, by peer."""
+        binding = self.task.binding(self.setting)
+        return {peer: masks.stream_key(self._pair_key(peer), binding) for peer in self._state.pairs}
+
+    def tell(
+        self, direction: str, products: Mapping[str, int], purpose: str = "", lanes: int = 1
+    ) -> MaskTable:
         """Return a table of these products to be signed; ``direction`` is the hash of theirs.
 
         It tells of one direction for each purpose in an attempt: every direction tells one more number about
@@ -219,8 +238,8 @@ class Client(PlainClient):
             told = self._state.told
             if purpose in told and told[purpose][0] != direction:
                 raise RefusedError("has answered a different direction")
-            told[purpose] = direction, dict(products)
-            return MaskTable(self.name, dict(products))
+            told[purpose] = direction, _told(products)
+            return MaskTable(self.name, dict(products), lanes)
 
     def open_pair(self, peer: str, ours: MaskTable, theirs: MaskTable, purpose: str = "") -> bytes:
         """Return the key of the mask with a peer who signed a different product of it than this member did.
@@ -231,12 +250,12 @@ class Client(PlainClient):
         """
         with placing("naming", self.name):
             s = self._state
-            if ours.member != self.name or purpose not in s.told or dict(ours.pairs) != s.told[purpose][1]:
+            if ours.member != self.name or purpose not in s.told or _told(ours.pairs) != s.told[purpose][1]:
                 raise RefusedError("its table is not the one it told")
             if theirs.member != peer or peer not in s.pairs or peer not in s.survivors:
                 raise RefusedError(f"has no mask with {peer} in the sum")
             value = theirs.pairs.get(self.name)
-            if type(value) is not int or not 0 <= value < RING or value == ours.pairs[peer]:
+            if type(value) is not int or not 0 <= value < RING**ours.lanes or value == ours.pairs[peer]:
                 raise RefusedError(f"{peer} signed no different product")
             opened = {*s.opened, peer}
             shut = {*s.pairs} & {*s.survivors} - opened
@@ -399,6 +418,11 @@ class Client(PlainClient):
         message, head = seal(self.setting, self.name, self._identity, stage, s.seen, body, payload)
         s.said = digest_of(head)
         return message
+
+
+def _told(products: Mapping[str, int]) -> dict[str, str]:
+    """Return products as they are stored: those of a panel are longer than a stored number may be."""
+    return {peer: hex(value) for peer, value in products.items()}
 
 
 def _counted(setting: Setting, name: str, counter: int, subject: bytes) -> bytes:

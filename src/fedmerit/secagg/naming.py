@@ -31,7 +31,7 @@ less than 2^63, so an equation that holds modulo 2^64 holds, or somebody stated 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeVar
 
@@ -42,6 +42,7 @@ from msgspec import to_builtins
 from fedmerit.errors import BindingError, RefusedError, ShareError, placing
 from fedmerit.identity import SERVER
 from fedmerit.secagg import masks
+from fedmerit.secagg.board import Board, lanes, packed, signed_lanes
 from fedmerit.secagg.masks import RING
 from fedmerit.secagg.messages import Digest, Head, dealt_to, open_broadcast, revealed, seen_of
 from fedmerit.secagg.quantise import BLOCK, Direction, Encoding, largest_stated
@@ -56,6 +57,8 @@ Reason = Literal["stated", "part", "pair", "range", "sum"]
 ("part" where that is a part of a block); it signed a wrong c_ij; it stated more than `largest_stated` in an
 equation that fails by a multiple of 2^64; X is not the sum (the server)."""
 
+Lines = Direction | Board
+"""One direction, whose products are plain integers, or those of a panel, whose products are packed."""
 _BLOCK: Final = BLOCK // 2  # words of 8 bytes at a time
 
 # ------------------------------------------------------------------------------------------------ products
@@ -70,12 +73,14 @@ def signed(value: int) -> int:
     return (value + RING // 2) % RING - RING // 2
 
 
-def product(payload: bytes | memoryview, direction: Direction) -> int:
+def product(payload: bytes | memoryview, direction: Lines) -> int:
     """Return <words, g> modulo 2^64, given words of 8 bytes each.
 
     >>> product(np.array([1, 2**64 - 1], "<u8").tobytes(), np.array([3, 4], np.int32)) == 2**64 - 1
     True
     """
+    if isinstance(direction, Board):
+        return direction.of_words(masks.from_wire(payload, 8))
     if len(payload) != 8 * direction.size:
         raise BindingError(f"expected {direction.size} words of 8 bytes, got {len(payload)} bytes")
     words = masks.from_wire(payload, 8)
@@ -83,8 +88,13 @@ def product(payload: bytes | memoryview, direction: Direction) -> int:
     return sum(_dot(words[part], direction[part]) for part in parts) % RING
 
 
-def mask_products(keys: Mapping[Key, bytes], direction: Direction) -> dict[Key, int]:
-    """Return <mask, g> modulo 2^64 for the masks of these keys; no mask is ever held whole."""
+def mask_products(keys: Mapping[Key, bytes], direction: Lines, *, pairs: bool = False) -> dict[Key, int]:
+    """Return <mask, g> modulo 2^64 for the masks of these keys; no mask is ever held whole.
+
+    Those of ``pairs`` in the sum are without the noise that a panel adds to them.
+    """
+    if isinstance(direction, Board):
+        return {key: (direction.of_pair if pairs else direction.of_key)(own) for key, own in keys.items()}
     streams, products = masks.Streams(list(keys.values()), 8), dict.fromkeys(keys, 0)
     for start in range(0, direction.size, _BLOCK):
         part = direction[start : start + _BLOCK]
@@ -98,10 +108,14 @@ def _dot(words: npt.NDArray[Any], direction: Direction) -> int:
     return int(np.dot(words, direction.astype(np.int64).view(np.uint64)))
 
 
-def refuse_direction(encoding: Encoding, direction: Direction) -> None:
+def refuse_direction(encoding: Encoding, direction: Lines) -> None:
     """Raise unless this is a direction for words of 8 bytes that leaves a secret weight alone."""
     if encoding.word_bytes != 8:
         raise RefusedError("only words of 8 bytes can name anybody")
+    if isinstance(direction, Board):
+        if direction.size > encoding.length:
+            raise BindingError(f"expected coordinates of {encoding.length}, got number {direction.size}")
+        return
     if direction.dtype != np.int32 or direction.shape != (encoding.words,):
         raise BindingError(
             f"expected a direction of {encoding.words} whole numbers of 32 bits, "
@@ -116,10 +130,20 @@ def refuse_direction(encoding: Encoding, direction: Direction) -> None:
 
 @dataclass(frozen=True)
 class MaskTable:
-    """What a member says of its masks in one direction, modulo 2^64: c_ij by peer."""
+    """What a member says of its masks in one direction, modulo 2^64: c_ij by peer.
+
+    Those of a panel are packed, ``lanes`` numbers in one.
+    """
 
     member: str
     pairs: Mapping[str, int] = field(repr=False)
+    lanes: int = 1
+
+    def lane(self, place: int) -> MaskTable:
+        """Return the table of one of the packed numbers."""
+        return MaskTable(
+            self.member, {peer: lanes(value, self.lanes)[place] for peer, value in self.pairs.items()}
+        )
 
 
 @dataclass(frozen=True)
@@ -241,7 +265,7 @@ def attempt_in(lists: tuple[bytes, bytes, bytes], setting: Setting, task: Task) 
 def judge(
     setting: Setting,
     task: Task,
-    direction: Direction,
+    direction: Lines,
     evidence: Evidence,
     tables: Mapping[str, MaskTable],
     masked_products: Mapping[str, int],
@@ -259,36 +283,101 @@ def judge(
     ``masked_products`` are <y_i, g> by member who stated, of its masked words; ``stated`` the integers that
     fit what it signed; ``total`` is <X, g>, an ordinary integer. ``witnessed`` has the c_ij that a pair's
     witness signed, which counts where one end's is missing; None where it should have been able to, and was
-    not: what both ends say proves nothing then.
+    not: what both ends say proves nothing then. All numbers of a panel are packed.
     """
     refuse_direction(task.encoding, direction)
     attempt = evidence.check(setting, task)
     for name in (*tables, *masked_products, *stated):
         if name not in attempt.included:
             raise BindingError("is not in the sum", member=name)
-    selves, known = _rebuilt(setting, task, direction, evidence, attempt)
-    whole = {name: table for name, table in tables.items() if _is_whole(table, name, attempt.pairs[name])}
-    named, disputed = _compared(setting, attempt, whole, known, witnessed or {})
+    selves, rebuilt = _rebuilt(setting, task, direction, evidence, attempt)
+    where = _Sum(setting, attempt, selves, rebuilt)
+    if not isinstance(direction, Board):
+        return where.judged(tables, masked_products, stated, total, witnessed or {})
+    count, each = direction.lanes, []
+    for lane in range(count):
 
-    def unmasked(name: str, masked: int, pairs: Mapping[str, int]) -> int:
-        mask = sum(masks.sign_of(setting, name, peer) * value for peer, value in pairs.items())
-        return masked - selves[name] - mask
+        def own(value: int, lane: int = lane) -> int:
+            return lanes(value, count)[lane]
 
+        def alone(value: int, lane: int = lane) -> range:
+            number = signed_lanes(value, count)[lane]
+            return range(number, number + 1)
+
+        part = replace(
+            where,
+            selves={name: own(value) for name, value in selves.items()},
+            rebuilt={pair: own(value) for pair, value in rebuilt.items()},
+        )
+        seen = {pair: None if value is None else own(value) for pair, value in (witnessed or {}).items()}
+        each.append(
+            part.judged(
+                {name: table.lane(lane) for name, table in tables.items()},
+                {name: own(value) for name, value in masked_products.items()},
+                {name: alone(fits.start) for name, fits in stated.items()},
+                alone(total).start,
+                seen,
+            )
+        )
+    return _together(each, attempt.included)
+
+
+def _together(each: Sequence[Verdict], names: Sequence[str]) -> Verdict:
+    """Return one verdict about packed numbers from those about each of them."""
     values: dict[str, int | None] = {}
-    for name in attempt.included:
-        pairs = {peer: masks.in_order(setting, name, peer) for peer in attempt.pairs[name]}
-        values[name], shown = None, []  # shown: the products that masks, and its own table, give
-        if name in masked_products and all(pair in known for pair in pairs.values()):
-            proved = {peer: known[pair] for peer, pair in pairs.items()}
-            values[name] = value = signed(unmasked(name, masked_products[name], proved))
-            shown.append(value)
-        if name in whole and name in masked_products:  # both must hold together, whatever others say
-            shown.append(unmasked(name, masked_products[name], whole[name].pairs))
-        fits = stated.get(name)
-        if fits and any((value - fits.start) % RING >= fits.stop - fits.start for value in shown):
-            named.setdefault(name, "stated")
-    unproved = [name for name in attempt.included if name not in whole or name not in masked_products]
-    return Verdict(values, {**_by_sum(values, stated, total), **named}, tuple(disputed), tuple(unproved))
+    for name in names:
+        numbers = [verdict.values[name] for verdict in each]
+        known = [number for number in numbers if number is not None]
+        values[name] = packed(known) if len(known) == len(numbers) else None
+    named: dict[str, Reason] = {}
+    for verdict in each:
+        named = {**verdict.named, **named}
+    disputed = dict.fromkeys(pair for verdict in each for pair in verdict.disputed)
+    unproved = [name for name in names if any(name in verdict.unproved for verdict in each)]
+    return Verdict(values, named, tuple(disputed), tuple(unproved))
+
+
+@dataclass(frozen=True, eq=False)
+class _Sum:
+    """One sum and the products of masks in it that are known: self-masks, and masks whose key is known."""
+
+    setting: Setting
+    attempt: Attempt
+    selves: Mapping[str, int]
+    rebuilt: Mapping[Pair, int]
+
+    def judged(
+        self,
+        tables: Mapping[str, MaskTable],
+        masked_products: Mapping[str, int],
+        stated: Mapping[str, range],
+        total: int,
+        witnessed: Mapping[Pair, int | None],
+    ) -> Verdict:
+        """Return the products in one direction that are proved, and who is named."""
+        setting, attempt, selves, known = self.setting, self.attempt, self.selves, {**self.rebuilt}
+        whole = {name: table for name, table in tables.items() if _is_whole(table, name, attempt.pairs[name])}
+        named, disputed = _compared(setting, attempt, whole, known, witnessed)
+
+        def unmasked(name: str, masked: int, pairs: Mapping[str, int]) -> int:
+            mask = sum(masks.sign_of(setting, name, peer) * value for peer, value in pairs.items())
+            return masked - selves[name] - mask
+
+        values: dict[str, int | None] = {}
+        for name in attempt.included:
+            pairs = {peer: masks.in_order(setting, name, peer) for peer in attempt.pairs[name]}
+            values[name], shown = None, []  # shown: the products that masks, and its own table, give
+            if name in masked_products and all(pair in known for pair in pairs.values()):
+                proved = {peer: known[pair] for peer, pair in pairs.items()}
+                values[name] = value = signed(unmasked(name, masked_products[name], proved))
+                shown.append(value)
+            if name in whole and name in masked_products:  # both must hold together, whatever others say
+                shown.append(unmasked(name, masked_products[name], whole[name].pairs))
+            fits = stated.get(name)
+            if fits and any((value - fits.start) % RING >= fits.stop - fits.start for value in shown):
+                named.setdefault(name, "stated")
+        unproved = [name for name in attempt.included if name not in whole or name not in masked_products]
+        return Verdict(values, {**_by_sum(values, stated, total), **named}, tuple(disputed), tuple(unproved))
 
 
 def _compared(
@@ -337,21 +426,23 @@ def _by_sum(values: Mapping[str, int | None], stated: Mapping[str, range], total
 
 
 def _rebuilt(
-    setting: Setting, task: Task, direction: Direction, evidence: Evidence, attempt: Attempt
+    setting: Setting, task: Task, direction: Lines, evidence: Evidence, attempt: Attempt
 ) -> tuple[dict[str, int], dict[Pair, int]]:
     """Return the products of self-masks, and of masks whose key is known: of lost dealers, and opened."""
     binding = task.binding(setting)
     selves = {name: masks.self_key(seed, name, binding) for name, seed in evidence.seeds.items()}
-    pairs = {(low, high): masks.stream_key(key, binding) for low, high, key in evidence.opened}
+    opened = {(low, high): masks.stream_key(key, binding) for low, high, key in evidence.opened}
+    gone: dict[Pair, bytes] = {}  # of lost dealers
     for name, peers in attempt.pairs.items():
         for lost in (peer for peer in peers if peer in evidence.keys):
             public = attempt.advertised[name].body.mask
             key = masks.pair_with(setting, lost, evidence.keys[lost], name, public, stage="naming")
-            pairs[masks.in_order(setting, name, lost)] = masks.stream_key(key, binding)
-    return mask_products(selves, direction), mask_products(pairs, direction)
+            gone[masks.in_order(setting, name, lost)] = masks.stream_key(key, binding)
+    known = mask_products(gone, direction) | mask_products(opened, direction, pairs=True)
+    return mask_products(selves, direction), known
 
 
 def _is_whole(table: MaskTable, name: str, peers: tuple[str, ...]) -> bool:
     """Return whether a table is this member's and holds one number for each of its masks, and no other."""
-    fit = all(type(number) is int and 0 <= number < RING for number in table.pairs.values())
+    fit = all(type(number) is int and 0 <= number < RING**table.lanes for number in table.pairs.values())
     return table.member == name and sorted(table.pairs) == sorted(peers) and fit

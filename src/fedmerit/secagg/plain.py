@@ -61,8 +61,8 @@ class State(Struct):
     update: bytes = b""  # digest
     counter: int = 1  # of the member's stored state
     sent: bytes = b""  # digest of our masked words
-    told: dict[str, tuple[str, dict[str, int]]] = field(default_factory=dict)
-    """By what a direction is for: its hash, and by peer the product of our mask that we told."""
+    told: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
+    """By what a direction is for: its hash, and by peer the product of our mask, in hexadecimal."""
     opened: list[str] = field(default_factory=list)  # peers whose pair key with us we have opened
     tokens: dict[str, tuple[int, bytes]] = field(default_factory=dict)  # greatest counter seen, its proof
 

@@ -32,6 +32,7 @@ from fedmerit.protocol.direction import (
     as_units,
     blocks_of,
     differs,
+    numeral,
     product,
     slopes_of,
 )
@@ -415,7 +416,7 @@ def _judge_again(archive: FolderArchive, record: Record, run: Run) -> None:
     proof = Proof.from_body(record.body)
     evidence, products = recorded_evidence(record.body)
     case = _case(archive, run, book.manifest, proof.along, evidence, record)
-    if {name: str(value) for name, value in case.products.items()} != dict(products):
+    if {name: numeral(value) for name, value in case.products.items()} != dict(products):
         raise LedgerError("the products of masked words are not those of the words")
     if case.judged()[1] != proof:
         raise LedgerError("states another verdict than its evidence proves")
