@@ -76,7 +76,7 @@ def make_free(path: Path) -> None:
         raise _used(path)
     try:
         with held(path):
-            kinds, engine, _ = _kinds(path / LEDGER)
+            kinds, engine, _ = kinds_in(path / LEDGER)
             if not ("run" in kinds <= {"run", "pool", "join"} and engine != EMBEDDED):
                 raise _used(path)
             for item in remains:
@@ -88,7 +88,7 @@ def make_free(path: Path) -> None:
         raise StoreError(f"{path}: cannot be used again as a run folder: {error}") from error
 
 
-def _kinds(path: Path) -> tuple[set[str], str, bool]:
+def kinds_in(path: Path) -> tuple[set[str], str, bool]:
     """Return the kinds of records in a ledger, its engine, and whether members settle; none if unreadable."""
     try:
         with Ledger(path, read_only=True) as ledger:
@@ -99,7 +99,7 @@ def _kinds(path: Path) -> tuple[set[str], str, bool]:
 
 
 def _used(path: Path) -> StoreError:
-    kinds, _, settles = _kinds(path / LEDGER)
+    kinds, _, settles = kinds_in(path / LEDGER)
     to_settle = settles and "schedule" in kinds and "end" not in kinds
     return StoreError(
         f"{path}: not empty, and a Flower run cannot be resumed: give a new folder. To go on from the last "
