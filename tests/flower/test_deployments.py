@@ -156,7 +156,7 @@ def test_a_server_app_killed_after_training_is_settled_by_the_next_one(request, 
     from hospitals.task import HOSPITALS
 
     app = shutil.copytree(example, tmp_path / "app")
-    client = app / "hospitals" / "client_app.py"
+    client = app / "hospitals" / "secured.py"
     client.write_text(client.read_text() + LIES)
     roster, out = demo.make_roster(tmp_path), tmp_path / "run"
     nodes = {

@@ -27,13 +27,13 @@ def hospitals(request, monkeypatch):
 @pytest.mark.alone
 def test_the_noisy_hospital_is_last(hospitals, tmp_path):
     _, settings = hospitals
-    from hospitals import client_app, server_app
+    from hospitals import secured, server_app
     from hospitals.task import HOSPITALS, NOISY
 
     keys = {"out": str(tmp_path / "run"), "fedmerit-rehearsal": str(tmp_path / "keys")}
     config = {**settings, "rounds": 2, **keys}
     nodes = {100 + part: {"partition-id": part} for part in range(len(HOSPITALS))}
-    grid = InProcess(dict.fromkeys(nodes, client_app.app), nodes, config)
+    grid = InProcess(dict.fromkeys(nodes, secured.app), nodes, config)
     server_app.app(grid, Context(7, 1, {}, RecordDict(), config))
     settlement = run_in(tmp_path / "run").settlement
     total = dict(zip(HOSPITALS, settlement.account.totals(HOSPITALS).values, strict=True))
@@ -48,7 +48,7 @@ def test_the_demonstration_scores_and_pays_with_who_states_by_hand(hospitals, tm
     """All of it but the processes: a hospital dies in the last round, its masked update sent."""
     _, settings = hospitals
     import demo
-    from hospitals import client_app, server_app
+    from hospitals import secured, server_app
     from hospitals.task import HOSPITALS
 
     roster = demo.make_roster(tmp_path)
@@ -62,7 +62,7 @@ def test_the_demonstration_scores_and_pays_with_who_states_by_hand(hospitals, tm
         "server-key": str(demo.server_key(tmp_path)),
     }
     config = {**settings, **server, "rounds": 1, "local-epochs": 1, "join": 0.5}
-    grid = InProcess(dict.fromkeys(nodes, client_app.app), nodes, config)
+    grid = InProcess(dict.fromkeys(nodes, secured.app), nodes, config)
     victim = 100 + HOSPITALS.index(demo.VICTIM)
 
     def before(node, message):
@@ -86,5 +86,5 @@ def test_the_demonstration_scores_and_pays_with_who_states_by_hand(hospitals, tm
 
 def test_most_processes_of_a_member_load_no_torch(hospitals):
     folder, _ = hospitals
-    code = "import sys; import hospitals.client_app; sys.exit('torch' in sys.modules)"
+    code = "import sys; import hospitals.secured; sys.exit(len({'torch', 'hospitals.task'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code], cwd=folder).returncode == 0

@@ -462,3 +462,18 @@ def test_torch_scoring_measures_real_numbers_and_metrics(home):
     level, slope = skill.gradient(arrays, Some)
     assert level == pytest.approx(skill.value(arrays, Some).mean(), abs=1e-6)
     assert slope["weight"].shape == (1, 3)
+
+
+@pytest.mark.parametrize("ends", ["Softmax", "Identity"])
+def test_a_softmax_that_is_called_logits_is_named_once(ends, caplog):
+    from torch import nn
+
+    def network():
+        return nn.Sequential(nn.Linear(2, 3), getattr(nn, ends)(*[-1] * (ends == "Softmax")))
+
+    test = Samples(np.ones((9, 2), np.float32), np.arange(9) % 3)
+    value, _ = fedmerit.flower.torch_scoring(network, outputs="logits")
+    for _ in range(2):
+        value(ArrayRecord(network().state_dict()), test)
+    said = [record.args[0].code for record in caplog.records if record.name == "fedmerit"]
+    assert said == ["called-logits"] * (ends == "Softmax")

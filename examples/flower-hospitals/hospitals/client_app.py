@@ -1,4 +1,4 @@
-"""A hospital: an ordinary Flower ClientApp, secured."""
+"""A hospital: an ordinary Flower ClientApp."""
 
 import zlib
 
@@ -6,9 +6,9 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import fedmerit.flower
-from hospitals.task import gradient, local_data, network, train, value
+from hospitals.task import local_data, network, train
 
-app = fedmerit.flower.secure(ClientApp(), value=value, gradient=gradient)
+app = ClientApp()
 
 
 @app.train()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -16,15 +17,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedmerit.carriers.shape import Named, Shape, listed, numbers
+from fedmerit.carriers.shape import NamedArrays, Shape, listed, numbers
 from fedmerit.errors import ConfigError, DataError, FedmeritError, MessageError, ReportError
 from fedmerit.identity import canonical
+from fedmerit.notes import Note
 from fedmerit.protocol.direction import Slope, metric_blocks
 from fedmerit.protocol.outcome import Evaluate, Model, PerSample, mean
 from fedmerit.protocol.pool import Indices, Slice
 from fedmerit.scoring.sampling import jackknife
 
-Value = Callable[[Named, Any], npt.ArrayLike | Mapping[str, npt.ArrayLike]]
+log = logging.getLogger("fedmerit")
+Value = Callable[[NamedArrays, Any], npt.ArrayLike | Mapping[str, npt.ArrayLike]]
 """(model, test samples with ``x`` and ``y``) -> one number in [0, 1] per sample, or several such by name; one
 number in [0, 1] for a metric of the whole test set."""
 
@@ -36,7 +39,7 @@ def evaluator(value: Value, shape: Shape, utilities: Sequence[str]) -> Evaluate:
     these, ``value`` is called once more per block, with the samples outside it.
     """
 
-    def named(model: Named, test: Slice | Samples) -> Mapping[str, Any]:
+    def named(model: NamedArrays, test: Slice | Samples) -> Mapping[str, Any]:
         values = value(model, test)
         if not isinstance(values, Mapping):
             values = {utilities[0]: values} if len(utilities) == 1 else {}
@@ -74,7 +77,7 @@ class Samples(NamedTuple):
     y: npt.NDArray[Any]
 
 
-Gradient = Callable[[Named, Samples], tuple[float, Mapping[str, Any] | Sequence[Any]]]
+Gradient = Callable[[NamedArrays, Samples], tuple[float, Mapping[str, Any] | Sequence[Any]]]
 """(model, test samples with ``x`` and ``y``) -> the mean of the paid utility over these samples, and its
 gradient: an array for each floating-point array of the model, by name or in their order."""
 
@@ -245,17 +248,19 @@ def torch_scoring(
 
     def measures(net: Any, x: npt.NDArray[Any]) -> tuple[Any, ...]:
         """Return the utilities; of the first network that is measured, check what it returns."""
-        from fedmerit.simulation.utilities import check_kind, resolve_all
+        from fedmerit.simulation.utilities import check_kind, look_like_probabilities, resolve_all
 
         resolved = resolve_all(utilities, probabilities=outputs == "probabilities")
         if not made.checked:
             if any(measure.function is None for measure in resolved):
                 _check_tensor(net, x)
             check_kind(net, x, resolved, outputs or "")
+            if outputs == "logits" and look_like_probabilities(net, x, adding_up=True):
+                log.warning("torch_scoring: %s", Note("called-logits"))
             made.checked = True
         return resolved
 
-    def loaded(arrays: Named) -> Any:
+    def loaded(arrays: NamedArrays) -> Any:
         import torch
 
         net = made()
@@ -277,7 +282,7 @@ def torch_scoring(
             ) from None
         return net
 
-    def value(arrays: Named, test: Any) -> npt.ArrayLike | Mapping[str, npt.ArrayLike]:
+    def value(arrays: NamedArrays, test: Any) -> npt.ArrayLike | Mapping[str, npt.ArrayLike]:
         from fedmerit.simulation.utilities import values_of
 
         net = loaded(arrays)
@@ -285,7 +290,7 @@ def torch_scoring(
             values = values_of(net, x, test.y, measures(net, x))
         return values if len(utilities) > 1 else values[utilities[0]]
 
-    def gradient(arrays: Named, test: Any) -> tuple[float, dict[str, npt.NDArray[Any]]]:
+    def gradient(arrays: NamedArrays, test: Any) -> tuple[float, dict[str, npt.NDArray[Any]]]:
         from fedmerit.simulation.direction import slope
 
         net = loaded(arrays)

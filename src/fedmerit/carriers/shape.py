@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedmerit.errors import MessageError, NoGradient, ReportError
 from fedmerit.protocol.outcome import Model
 
-Named = Mapping[str, Any]
+NamedArrays = Mapping[str, Any]
 """Arrays by name: numpy's, PyTorch's, or any that ``array.numpy()`` turns into numpy's."""
 
 
@@ -29,7 +29,7 @@ class Shape:
     arrays: dict[str, npt.NDArray[Any]]
 
     @classmethod
-    def of(cls, record: Named) -> Self:
+    def of(cls, record: NamedArrays) -> Self:
         """Return the shape of a record; refuse a model without floating-point numbers, or with float16."""
         arrays = _arrays_in(record)
         if not any(_summed(array) for array in arrays.values()):
@@ -64,7 +64,7 @@ class Shape:
     def vector(self) -> Model:
         return self.flatten(self.arrays)
 
-    def read(self, record: Named) -> Model:
+    def read(self, record: NamedArrays) -> Model:
         """Return another model of the same shape as one vector."""
         arrays = _arrays_in(record)
         for name, array in self.arrays.items():
@@ -121,7 +121,7 @@ class Shape:
             arrays[name] = part.reshape(arrays[name].shape).astype(arrays[name].dtype)
         return arrays
 
-    def record(self, vector: Model) -> Named:
+    def record(self, vector: Model) -> NamedArrays:
         """Return a vector as users' functions get it."""
         return self.named(vector)
 
@@ -150,5 +150,5 @@ def _summed(array: npt.NDArray[Any]) -> bool:
     return array.dtype.kind == "f"
 
 
-def _arrays_in(record: Named) -> dict[str, npt.NDArray[Any]]:
+def _arrays_in(record: NamedArrays) -> dict[str, npt.NDArray[Any]]:
     return {name: numbers(array) for name, array in record.items()}

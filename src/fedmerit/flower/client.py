@@ -12,9 +12,11 @@ SuperNode runs any app, with the rights of its user and the paths of its node co
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +72,33 @@ def member_of(context: Context, place: Callable[[Context], Place] = place_of) ->
     return named(place(context))[0]
 
 
+@dataclass(frozen=True)
+class Named:
+    """A user's function or app by its name, "module:attribute"; imported when it is first called."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not all(self.name.partition(":")):
+            raise ConfigError(f"expected a name such as 'task:value', got {self.name!r}")
+
+    def loaded(self) -> Any:
+        """Return what has this name."""
+        module, _, attribute = self.name.partition(":")
+        try:
+            return attrgetter(attribute)(import_module(module))
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"{self.name}: cannot be imported: {error}") from error
+
+    def __call__(self, *args: Any) -> Any:
+        return self.loaded()(*args)
+
+
 @dataclass(eq=False)
 class Secured(ClientApp):
     """A ClientApp whose updates leave only under masks; made by `secure`."""
 
-    inner: ClientApp
+    inner: ClientApp | Named
     value: Value
     shared: Sequence[str]
     place: Callable[[Context], Place]
@@ -85,7 +109,9 @@ class Secured(ClientApp):
 
     def __post_init__(self) -> None:
         super().__init__()
-        for register in ("train", "evaluate", "query", "lifespan"):  # with the app inside
+        if isinstance(self.inner, Named):
+            return  # its functions are registered with the app inside
+        for register in ("train", "evaluate", "query", "lifespan"):  # so are those registered from now on
             setattr(self, register, getattr(self.inner, register))
 
     def __call__(self, message: Message, context: Context) -> Message:
@@ -162,6 +188,9 @@ class Secured(ClientApp):
 
     def _train(self, shape: Shape, message: Message, context: Context, shared: list[MetricRecord]) -> Trained:
         """Run the user's training on a message as the strategy made it; append the metrics it shares."""
+        for function in (self.value, self.gradient):
+            if isinstance(function, Named):  # a wrong name is found here, not after the last round
+                function.loaded()
         reply = self._inner(message, context)
         try:
             m0, after = shape.vector, shape.read(codec.only_arrays(reply.content))
@@ -194,10 +223,10 @@ def _metrics(content: RecordDict) -> MetricRecord:
 
 
 def secure(
-    app: ClientApp,
+    app: ClientApp | str,
     *,
-    value: Value,
-    gradient: Gradient | None = None,
+    value: Value | str,
+    gradient: Gradient | str | None = None,
     metrics: Sequence[str] = (),
     place: Callable[[Context], Place] = place_of,
     weighted_by: str = "num-examples",
@@ -208,13 +237,13 @@ def secure(
 
     ::
 
-        app = fedmerit.flower.secure(ClientApp(), value=evaluate)
+        app = fedmerit.flower.secure("hospitals.client_app:app", value="hospitals.task:value")
 
-        @app.train()                      # the user's own, unchanged
-        def train(message, context): ...
+    Flower starts a process for every message, and most only carry bytes. An app and functions given by name
+    are imported when they are needed.
 
     Args:
-        app: the user's app; functions may be registered before or after.
+        app: the user's app, or its name; functions may be registered before or after.
         value: ``value(arrays, test)`` says how good a model is on test samples ``test.x``, ``test.y``: one
             number in [0, 1] per sample, one number for a metric of the whole test set, or a mapping from
             names to several of these.
@@ -231,4 +260,6 @@ def secure(
     """
     if isinstance(app, Secured):
         raise ConfigError("this ClientApp is secured already")
-    return Secured(app, value, tuple(metrics), place, weighted_by, accept, seed, gradient)
+    given: Iterator[Any] = (Named(one) if isinstance(one, str) else one for one in (app, value, gradient))
+    inner, measure, slope = given
+    return Secured(inner, measure, tuple(metrics), place, weighted_by, accept, seed, slope)

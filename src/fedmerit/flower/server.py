@@ -32,7 +32,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from fedmerit.carriers.folders import last_vector
 from fedmerit.carriers.host import Host
 from fedmerit.carriers.measures import Gradient, Value, check_slope, evaluator, slope_of
-from fedmerit.config import check_schedule
+from fedmerit.config import check_schedule, of_folder
 from fedmerit.errors import ConfigError, SettlementError
 from fedmerit.flower.codec import RecordShape, log_inside_flower
 from fedmerit.flower.grid import SecureGrid
@@ -173,10 +173,10 @@ class Contributions(Host):
         engine = engine_of(grid)
         config, run = self._begun(engine)
         shape, path = RecordShape.of(initial_arrays), self.folder.resolve()
-        if not config.settles or self.gradient is None:
+        if not (recorded := of_folder(path)).settles or self.gradient is None:
             raise ConfigError(
                 f"settle: expected a run whose members settle, and its gradient; the run in {path} has "
-                f"method={config.scoring.method!r}" + (", no gradient was given" * (self.gradient is None))
+                f"method={recorded.scoring.method!r}" + (", no gradient was given" * (self.gradient is None))
             )
         with Folder(self.folder, config, resume=True) as folder:
             end = run.end

@@ -15,7 +15,7 @@ from fedmerit.carriers.measures import evaluator, slope_of
 from fedmerit.carriers.shape import Shape
 from fedmerit.errors import ConfigError
 from fedmerit.ledger.chain import LEDGER
-from fedmerit.nvflare.site import Task
+from fedmerit.nvflare.site import JobTask
 from fedmerit.nvflare.transport import CollabTransport
 from fedmerit.protocol.clearing import finish
 from fedmerit.protocol.outcome import Evaluations, Model
@@ -56,13 +56,13 @@ class Hub:
         options = dict(self.options)
         if self.rehearsal:
             options["roster"] = str(keys_in(self.rehearsal, names))
-        return Rounds(Task(self.task), options, self.timeout).run(self.num_rounds)
+        return JobHost(JobTask(self.task), options, self.timeout).run(self.num_rounds)
 
 
-class Rounds(Host):
+class JobHost(Host):
     """A run whose model is the plain average, round after round."""
 
-    def __init__(self, task: Task, options: Mapping[str, Any], timeout: float) -> None:
+    def __init__(self, task: JobTask, options: Mapping[str, Any], timeout: float) -> None:
         super().__init__(test=task.test_set(), value=task.value, gradient=task.gradient, **options)
         self.first, self.timeout = task.first_model(), timeout
 

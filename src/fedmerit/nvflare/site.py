@@ -23,7 +23,7 @@ from nvflare.collab import collab
 
 from fedmerit.carriers.door import Place, check_update, invites, participant, refusal
 from fedmerit.carriers.measures import Gradient, Value
-from fedmerit.carriers.shape import Named, Shape
+from fedmerit.carriers.shape import NamedArrays, Shape
 from fedmerit.config import Config
 from fedmerit.errors import ConfigError, MessageError, RefusedError
 from fedmerit.protocol.messages import Parcel
@@ -40,7 +40,7 @@ log = logging.getLogger("fedmerit")
 
 
 @dataclass(frozen=True)
-class Task:
+class JobTask:
     """The module that holds what a run is about; see `recipe`."""
 
     module: str
@@ -59,9 +59,9 @@ class Task:
         """Call the user's training."""
         return self._needed("train")(model)
 
-    def first_model(self) -> Named:
+    def first_model(self) -> NamedArrays:
         """Return the first model, on the server."""
-        model: Named = self._needed("first_model")()
+        model: NamedArrays = self._needed("first_model")()
         return model
 
     def test_set(self) -> Any:
@@ -85,7 +85,7 @@ class Task:
         return accept
 
 
-def digest(arrays: Named, number: int, rounds: int, job: bytes) -> bytes:
+def digest(arrays: NamedArrays, number: int, rounds: int, job: bytes) -> bytes:
     """Return the SHA-256 of everything that says how to train; members compare it before unmasking.
 
     The numbers that are summed are bound by the hash of M0; those that are not are here.
@@ -141,7 +141,7 @@ class Site:
         place, own = self._place(Path(workspace.get_site_config_dir()), collab.site_name)
         if place.rehearsal and invites(data):
             log.warning("a rehearsal: the job names %s, so whoever started it holds this key too", place.key)
-        task = Task(own or self.task)
+        task = JobTask(own or self.task)
         if task.value is None:
             raise ConfigError(f"task {task.module}: expected scoring = torch_scoring(...), or value")
         member = participant(
@@ -171,7 +171,7 @@ class Site:
         folder = Path(self.rehearsal)
         return Place(folder / f"{site}.pem", folder / "roster.toml", rehearsal=True), ""
 
-    def _work(self, task: Task, model: dict[str, Any], number: int, rounds: int, job: bytes) -> Work:
+    def _work(self, task: JobTask, model: dict[str, Any], number: int, rounds: int, job: bytes) -> Work:
         """Return the model in a message, and the user's training of it."""
         shape = Shape.of(model)
 

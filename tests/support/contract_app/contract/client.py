@@ -6,7 +6,8 @@ from flwr.clientapp import ClientApp
 import fedmerit.flower
 from contract.task import gradient, train, value
 
-app = fedmerit.flower.secure(ClientApp(), value=value, gradient=gradient, seed=0)
+inner = ClientApp()
+app = fedmerit.flower.secure(inner, value=value, gradient=gradient, seed=0)
 
 
 def name_of(context):
@@ -14,7 +15,7 @@ def name_of(context):
     return context.node_config.get("name") or f"client-{context.node_config['partition-id']}"
 
 
-@app.train()
+@inner.train()
 def train_locally(message, context):
     import torch  # noqa: F401  (Flower makes tensors only where torch is loaded already)
 

@@ -1,0 +1,7 @@
+"""The hospital's app, secured. All is named, not imported: most messages need neither torch nor the data."""
+
+import fedmerit.flower
+
+app = fedmerit.flower.secure(
+    "hospitals.client_app:app", value="hospitals.task:value", gradient="hospitals.task:gradient"
+)
