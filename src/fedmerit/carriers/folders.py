@@ -28,7 +28,7 @@ from fedmerit.identity import Member, Roster, new_key, read_roster, write_roster
 from fedmerit.ledger.chain import LEDGER, Ledger
 from fedmerit.ledger.kinds import recorded_roster
 from fedmerit.ledger.run import opening_of
-from fedmerit.protocol.clearing import Clearing
+from fedmerit.protocol.clearing import Clearing, clearing_of
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import TERMS
@@ -333,7 +333,7 @@ def _opened(path: Path, key: Path | None) -> Iterator[Clearing]:
         recorder = resumed(run, folder, config, recorded_roster(run.first, config), key)
         nothing: Any = None  # neither the pool nor the gradient is needed any more
         coordinator = Coordinator(recorder, nothing, _Nobody(), None)
-        yield Clearing(coordinator, nothing, FolderArchive(path / ARCHIVE))
+        yield clearing_of(coordinator, nothing, FolderArchive(path / ARCHIVE))
 
 
 def _answers_in(file: Path) -> tuple[str, tuple[tuple[str, int, bytes], ...]]:

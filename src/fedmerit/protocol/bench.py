@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.config import Config
-from fedmerit.errors import MessageError
+from fedmerit.errors import BindingError, MessageError
 from fedmerit.identity import canonical, exact, number
 from fedmerit.protocol.column import column_hash, coordinates, halves, malformed
 from fedmerit.protocol.outcome import integer
@@ -177,8 +177,8 @@ def drawn_in(manifest: Manifest, entry: Entry) -> Indices:
     return places(manifest.bench.seed, entry.round, manifest.coordinates, manifest.bench.drawn)
 
 
-def board_of(manifest: Manifest, entry: Entry, columns: npt.NDArray[np.int8], x: Words) -> Board:
-    """Return the directions of a round, given the columns of all judges and the sum."""
+def board_of(manifest: Manifest, entry: Entry, columns: npt.NDArray[np.int8], x: Words | None) -> Board:
+    """Return the directions of a round, given the columns of all judges; with noise it takes the sum."""
     bench = manifest.bench
     assert bench is not None
     at, place = drawn_in(manifest, entry), manifest.rounds.index(entry)
@@ -186,6 +186,8 @@ def board_of(manifest: Manifest, entry: Entry, columns: npt.NDArray[np.int8], x:
     plain = Board(at, rows, middle, entry.g)
     if not bench.blur:
         return plain
+    if x is None:
+        raise BindingError(f"has not kept the sum of round {entry.round}")
     spread = _spread(plain, x[at].view(np.int32), bench.blur, len(manifest.rounds), len(entry.participants))
     return Board(at, rows, middle, entry.g, spread)
 

@@ -260,7 +260,8 @@ class Coordinator:
             raise MessageError(f"the node at {address} is not a member of the roster", stage="join")
         agreed = self.recorder.agreed
         terms = (agreed.terms, agreed.commitment, agreed.server)
-        body = join_body(self.recorder.run, address, *terms, run_config=joined.run_config)
+        held_out = parsed(joined.held_out, "join") if self.config.judged else None
+        body = join_body(self.recorder.run, address, *terms, run_config=joined.run_config, held_out=held_out)
         if not self.recorder.said(name, "join", body, joined.signature):
             raise BindingError("did not sign with its key on the roster", stage="join", member=name)
         self._handed[name] = joined.run_config

@@ -183,10 +183,11 @@ class Drawing:
         }
         lists = (evidence.advertised, evidence.shared, evidence.masked)
         shown = WitnessAsk(lists, {name: text for name, (_, text) in signed.items()}, sealed)
-        self._ask("witness", owing, shown, self._see, entry.round, g=desk.direction(entry))
+        arrays = {} if self.config.judged else {"g": desk.direction(entry)}
+        self._ask("witness", owing, shown, self._see, entry.round, **arrays)
 
     def _see(self, name: str, answer: bytes) -> None:
-        limit = sealed_limit(self.config.clients) * len(self.config.clients)
+        limit = sealed_limit(self.config.clients, self.manifest.lanes) * len(self.config.clients)
         signed = answer_of(name, answer, Signed, "witness", limit)
         body = parsed(signed.text, "witness", limit)
         where = drawn_body(self.run, self.settlement, self.book.seed)

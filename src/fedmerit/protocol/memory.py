@@ -135,10 +135,11 @@ STATEMENT: Final = Value[bytes]("statement", bytes)  # its answer
 OPENED: Final = Value[dict[str, str]]("opened", dict[str, str])  # by draw: for which list, by its hash
 DRAWN: Final = Value[dict[str, str]]("drawn", dict[str, str])  # by draw: the only seed that it signed
 SEALED: Final = Value[str]("sealed", str)  # the seed of the draw for which it handed over keys
+HELD_OUT: Final = Value[dict[str, Any]]("held-out", dict[str, Any])  # what it committed to as a judge
 JUDGING: Final = Value[bytes]("judging", bytes)  # the rounds that it judges, without directions
 SHOWING: Final = Value[bytes]("showing", bytes)  # its answer: what it shows as a judge, by hash
 COLUMN: Final = Value[Array]("column", Array)  # what it shows as a judge
-LISTED: Final = Value[str]("listed", str)  # the list of hashes for which it showed it
+LISTED: Final = Value[dict[str, str]]("listed", dict[str, str])  # the list for which it showed it, by judge
 COLUMNS: Final = Value[Array]("columns", Array)  # of all judges
 SETTLED: Final = Value[bytes]("settled", bytes)  # what it countersigned
 CLOSES: Final = Value[int]("closes", int)  # when the window closes that it signed
@@ -259,7 +260,7 @@ class Signatory:
 
     def secret(self, purpose: str, run: str) -> bytes:
         """Return 32 bytes that follow from this member's key alone; in a rehearsal from its seed."""
-        if self.seed is not None or self.identity is None:
+        if self.rehearsal:
             return hashlib.sha256(canonical([purpose, self.name, self.seed])).digest()
         return hashlib.sha256(self.sign(purpose, {"run": run})).digest()
 

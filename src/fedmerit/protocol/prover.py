@@ -104,8 +104,8 @@ class Seat:
         if not self.config.judged:
             return ask.array("g", "<i4", encoding.words, entry.g)
         columns, x = self.state.get(memory.COLUMNS), self.state.get(memory.SUM.of(entry.round))
-        if columns is None or x is None:
-            raise BindingError("has not kept what judges showed, or the sum")
+        if columns is None:
+            raise BindingError("has not kept what judges showed")
         return board_of(self.manifest(), entry, columns, x)
 
     def check_last(self, ask: Ask) -> None:

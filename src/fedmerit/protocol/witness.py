@@ -81,9 +81,9 @@ def handed_in(body: Mapping[str, Any]) -> Handed:
         return Handed(keys("sealed", 48), keys("open", 32))
 
 
-def sealed_limit(members: Collection[str]) -> int:
+def sealed_limit(members: Collection[str], lanes: int = 1) -> int:
     """Return the most bytes of what an end hands over, or a witness signs, in one round."""
-    return 1024 + sum(24 * len(name) + 256 for name in members)
+    return 1024 + sum(24 * len(name) + 256 + 17 * lanes for name in members)
 
 
 def sighting_body(run: str, settlement: str, seed: str, round: int, seen: Sighting) -> dict[str, Any]:
