@@ -62,6 +62,8 @@ class Hub:
 class JobHost(Host):
     """A run whose model is the plain average, round after round."""
 
+    transport = CollabTransport
+
     def __init__(self, task: JobTask, options: Mapping[str, Any], timeout: float) -> None:
         super().__init__(test=task.test_set(), value=task.value, gradient=task.gradient, **options)
         self.first, self.timeout = task.first_model(), timeout
@@ -71,7 +73,7 @@ class JobHost(Host):
         shape = Shape.of(self.first)
         simulated = any("Simulator" in kind.__name__ for kind in type(collab.fl_ctx.get_engine()).__mro__)
         engine = NVFLARE_SIMULATED if simulated else NVFLARE
-        transport = CollabTransport(
+        transport = self.transport(
             shape=shape, patience=self.patience, join=self.join, timeout=self.timeout, total=rounds
         )
         begun = (self.folder / LEDGER).is_file() and self._is_scheduled()
@@ -101,6 +103,7 @@ class JobHost(Host):
                 after = transport.next_round(model)
                 model = model if after is None else after
             transport.check_closed()
+            transport.awaited(coordinator.config.clients)
             finish(coordinator, model)
         finally:
             self.scores = recorder.write_scores()
