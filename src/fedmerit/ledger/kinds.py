@@ -226,6 +226,7 @@ class JudgedBody(Body, frozen=True):
     first: str
     last: str
     rest: str
+    error: str
 
 
 class Opening(Body, frozen=True):
@@ -373,7 +374,7 @@ class DecisionBody(Body, frozen=True, kw_only=True):
     budget: str
     currency: str
     utility: str
-    rule: Rule
+    rule: Rule | Literal["hands"]
     score: str
     missing: Missing
     equal: str
