@@ -3,8 +3,9 @@
 A *scenario* (`scenarios.py`) says what happens: who is lost where, who is away, who brings too much, how
 members are weighed. A *way* (`transports.py`) goes through it: `linear` (members with files, a linear model,
 this process), `local` (the engine in one process, torch), `grid` (Flower's messages in this process, same
-task) and `collab` (NVFlare's calls, same task again). What a way cannot express is skipped with the reason. A new way is one class with `cannot` and `run`,
-and one line in ``WAYS``. `hold` is what every run keeps to; flower/test_deployments.py asks it of processes.
+task) and `collab` (NVFlare's calls, same task again). What a way cannot express is skipped with the reason. A
+new way is one class with `cannot` and `run`, and one line in ``WAYS``. `hold` is what every run keeps to;
+flower/test_deployments.py asks it of processes.
 
 What differs: ``round`` records of `local` hold ``members_checkpoint``, and its reports a cosine. Of a round
 that nobody reported on, `local` records v(M0) and v(M), others neither. Where no round is closed, Flower's

@@ -16,6 +16,9 @@ from fedmerit.nvflare.site import digest
 from fedmerit.protocol.messages import PROTOCOL, Exchange, Parcel
 from fedmerit.protocol.outcome import Model
 
+GRACE = 1.0
+"""Seconds for sites to answer an invitation at once; who is slower joins the next round."""
+
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class CollabTransport(Attendance):
@@ -74,13 +77,16 @@ class CollabTransport(Attendance):
             raise JobAborted("NVFlare has ended the job; a new job with the same recipe goes on with the run")
 
     def _welcome(self) -> None:
-        """Invite sites that are not present and admit those that have answered, without waiting."""
+        """Invite sites that are not present, once in a while, and admit those that have answered."""
         self._check_job()
         sites, now = self.sites, time.monotonic()
         later = {site for site, (not_before, _) in self._refused.items() if now < not_before}
         if new := [site for site in sites if site not in {*later, *self.nodes.values(), *self._invited}]:
             parcel = self.coordinator.invitation()
             self._invited |= {site: self._call([site], parcel, self.patience, {}) for site in new}
+            until = time.monotonic() + GRACE
+            while not all(map(_is_over, self._invited.values())) and time.monotonic() < until:
+                time.sleep(GRACE / 50)
         for site, results in list(self._invited.items()):
             if len(results):
                 _, answer = next(results)
@@ -94,3 +100,8 @@ class CollabTransport(Attendance):
             else:
                 continue
             del self._invited[site]
+
+
+def _is_over(results: Any) -> bool:
+    """Return whether a call to one site has its answer, or has failed."""
+    return bool(len(results) or results.failures)
