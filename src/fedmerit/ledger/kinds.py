@@ -51,7 +51,7 @@ class SignedTerms(Body, frozen=True):
     strategy: str
     optimiser: bool
     evaluates: Literal["server", "members"]
-    engine: Literal["embedded", "flower", "flower-simulation"]
+    engine: Literal["embedded", "flower", "flower-simulation", "nvflare", "nvflare-simulation"]
     protocol: Annotated[int, Meta(ge=1)]
     features: Names
     version: Version
