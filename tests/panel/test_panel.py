@@ -140,7 +140,7 @@ def test_members_who_were_away_judge_by_what_they_are_shown(tmp_path):
 
 
 def test_each_judge_hands_out_an_equal_part_to_the_cent(usual):
-    made, new = record_decision(usual.folder, PAY)
+    made, _ = record_decision(usual.folder, PAY)
     account = account_of(usual)
     due = fm.hands(account.panel.matrix, 3, account.panel.clients)
     assert dict(made.shares) == dict(due)

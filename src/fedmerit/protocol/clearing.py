@@ -104,6 +104,7 @@ class Clearing(Desk):
 
     waits: bool = False  # whether a run that is not settled may still be, once more members are there
     agreed: dict[str, Accord] = field(default_factory=dict)
+    returned: dict[str, None] = field(default_factory=dict)  # who was away at first, and is back
 
     def run(self, present: Sequence[str]) -> Settled | None:
         """Settle the run with the members who are present; return None if it cannot be settled.
@@ -126,7 +127,7 @@ class Clearing(Desk):
         if any(body["final"] for body in recorder.recorded("settled")):
             settled = replace(self.settled(manifest), final=True)
             return self._closed(settled, self._open(manifest, present, last))
-        opened = self._directions(manifest, list(dict.fromkeys((*present, *last))), last)
+        opened = self._directions(manifest, list(dict.fromkeys((*present, *last, *self.returned))), last)
         while len(self.agreed) < self.config.threshold:
             if not (back := self._back(name for name in manifest.members if name not in self.agreed)):
                 break
@@ -162,7 +163,9 @@ class Clearing(Desk):
     def _back(self, missing: Iterable[str]) -> Sequence[str]:
         """Return members who were away and are back; nobody once waiting has ended."""
         names = list(missing)
-        return self.coordinator.awaited(names) if names and self.coordinator.awaited else []
+        back = self.coordinator.awaited(names) if names and self.coordinator.awaited else []
+        self.returned |= dict.fromkeys(back)
+        return back
 
     # ----------------------------------------------------------------------------------------- the directions
 
@@ -172,7 +175,7 @@ class Clearing(Desk):
             return Manifest.from_body(body["manifest"])
         return None
 
-    def _made(self, present: Sequence[str], last: Mapping[str, bytes]) -> Manifest:
+    def _made(self, present: Sequence[str] = (), last: Mapping[str, bytes] | None = None) -> Manifest:
         """Make all directions and put them on one scale; return the manifest, which is recorded."""
         shown = self.coordinator.pool.settlement()
         blocks, by_class = blocks_of(shown, balanced=self.coordinator.pool.balanced)

@@ -54,9 +54,9 @@ from fedmerit.secagg.board import Board
 class Hearing(Clearing):
     """The panel of one run, whose rounds are over, as its server conducts it."""
 
-    def _made(self, present: Sequence[str], last: Mapping[str, bytes]) -> Manifest:
+    def _made(self, present: Sequence[str] = (), last: Mapping[str, bytes] | None = None) -> Manifest:
         """Let members draw and judge; return the manifest, which is recorded."""
-        facts = self._facts(self._seed(present, last))
+        facts = self._facts(self._seed(present, last or {}))
         if not self.archive.has("judges", 0):  # before anybody shows a column, the list is fixed
             self._judged(facts, present)
             names = canonical([*self._showings(facts)])
