@@ -281,8 +281,8 @@ class Judge(Settler):
             return OwnProducts(problem=f"the model has not {manifest.coordinates} coordinates")
         if self.config.word_bytes == 4:
             return OwnProducts(numeral(board.of_words(client.words(update.delta))))
-        pairs, words = masked(client).products(board, update.delta)
-        own = masked(client).blurred(board, words)
+        pairs, words = masked(client).products(board, update.delta, entry.participants)
+        own = masked(client).blurred(board, words, entry.participants)
         return OwnProducts(numeral(own), pairs={peer: numeral(value) for peer, value in pairs.items()})
 
 
