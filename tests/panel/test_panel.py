@@ -13,7 +13,6 @@ from attacked import judging
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.decisions import Terms
 from fedmerit.ledger.run import replay
-from fedmerit.protocol.bench import board_of, drawn_in
 from fedmerit.protocol.column import dealt, halves
 from fedmerit.secagg.board import signed_lanes
 from fedmerit.verify import verify_folder
@@ -76,7 +75,7 @@ def test_the_matrix_is_that_of_the_updates_and_the_columns(bare):
             for part in parts:
                 total = 0
                 for place, entry in enumerate(manifest.rounds):
-                    words = bare.brought(name, entry.round)[drawn_in(manifest, entry)].view(np.int32)
+                    words = bare.brought(name, entry.round)[manifest.drawn(entry)].view(np.int32)
                     total += int(words[part].astype(object) @ columns[b, place, part].astype(object))
                 each.append(judge.scale * size / (part.stop - part.start) * total)
             assert found.panel.matrix[i, b] == pytest.approx(np.mean(each), rel=1e-12)
@@ -87,7 +86,7 @@ def test_a_column_is_the_gradient_of_the_judges_own_data(bare):
     found = bare.coordinator.settled
     manifest, columns = found.manifest, bare.coordinator.archive.load("columns", 0)["columns"]
     entry, points = manifest.rounds[0], ((0.1127, 5 / 18), (0.5, 8 / 18), (0.8873, 5 / 18))
-    at = drawn_in(manifest, entry)  # nothing was public before this round: there is no innovation
+    at = manifest.drawn(entry)  # nothing was public before this round: there is no innovation
     for b, judge in enumerate(manifest.bench.judges):
         own = Samples(*bare.held_out(judge.judge))
         secret = bare.members[judge.judge].secret("noise", bare.run_id)
@@ -107,7 +106,7 @@ def test_noise_of_pairs_hides_numbers_and_leaves_columns_exact(usual):
     columns = usual.coordinator.archive.load("columns", 0)["columns"]
     for entry in found.manifest.rounds:
         x = usual.coordinator.archive.load("round", entry.round)["x"]
-        board = board_of(found.manifest, entry, columns, x)
+        board = found.manifest.board(entry, columns, x)
         assert min(board.blur) > 0
         for name in usual.names:
             stated = signed_lanes(found.value(entry, name), board.lanes)
@@ -167,7 +166,7 @@ def test_a_lying_judge_gains_nothing(tmp_path, what):
     def falsely(manifest):
         units = []
         for entry in manifest.rounds:
-            at = drawn_in(manifest, entry)
+            at = manifest.drawn(entry)
             own = {n: federation.brought(n, entry.round)[at].view(np.int32) for n in entry.participants}
             others = sum(own[name].astype(float) for name in own if name != LIAR)
             units.append(own["client-3"] - others / 4 if what == "praise" else -others)

@@ -46,9 +46,10 @@ from fedmerit.identity import (
 )
 from fedmerit.ledger.chain import Record
 from fedmerit.ledger.run import replay
-from fedmerit.protocol.clearing import Clearing, clearing_of, finish
+from fedmerit.protocol.clearing import Clearing
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.direction import along_path
+from fedmerit.protocol.hearing import clearing_of, finish
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import STATEMENT, MemoryState
 from fedmerit.protocol.messages import Ask, Parcel, pack

@@ -36,7 +36,7 @@ from fedmerit.config import check_schedule, of_folder
 from fedmerit.errors import ConfigError, SettlementError
 from fedmerit.flower.codec import RecordShape, log_inside_flower
 from fedmerit.flower.grid import SecureGrid
-from fedmerit.protocol.clearing import finish
+from fedmerit.protocol.hearing import finish
 from fedmerit.protocol.pool import Pool
 from fedmerit.protocol.terms import FLOWER, SIMULATED, least_scheduled
 from fedmerit.report.page.html import page_of_run

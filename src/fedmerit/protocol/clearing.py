@@ -17,10 +17,9 @@ import numpy as np
 from fedmerit.errors import FedmeritError, MessageError, SettlementError
 from fedmerit.identity import canonical
 from fedmerit.notes import moment
-from fedmerit.protocol.coordinator import Archive, Coordinator, Summed
+from fedmerit.protocol.coordinator import Summed
 from fedmerit.protocol.direction import (
     Entry,
-    Gradient,
     Manifest,
     as_units,
     block_products,
@@ -46,7 +45,7 @@ from fedmerit.protocol.messages import (
     slice_arrays,
 )
 from fedmerit.protocol.naming import Desk, named
-from fedmerit.protocol.outcome import Model, model_hash, sum_hash
+from fedmerit.protocol.outcome import model_hash, sum_hash
 from fedmerit.protocol.settlement import (
     CLOCKS,
     DAY,
@@ -66,36 +65,6 @@ from fedmerit.secagg.board import signed_lanes
 from fedmerit.secagg.quantise import direction_hash, largest_stated
 
 T = TypeVar("T")
-
-
-def finish(coordinator: Coordinator, model: Model) -> None:
-    """Settle a run, record its end, and ask all members who are present to sign the ledger's head.
-
-    A run between machines has no end as long as it may still be settled with members who are away.
-    """
-    recorder, archive = coordinator.recorder, coordinator.archive
-    present = coordinator.transport.expected(len(recorder.rounds) + 1)  # who comes back now joins in time
-    if coordinator.config.settles:
-        assert archive is not None
-        summed = sum(not round.aborted for round in recorder.rounds)
-        coordinator.tell(f"the rounds are over: members check the sums of {summed} of them, one by one")
-        clearing = clearing_of(coordinator, coordinator.gradient, archive)
-        coordinator.settled = settled = clearing.run(present)
-        if clearing.waits and not coordinator.rehearsal:
-            return
-        if settled is not None:
-            names = ", ".join(settled.awaited)
-            away = f"; answers of {names} are still taken (fedmerit settle add)" if names else ""
-            coordinator.tell(f"settled: {settled.holding} of {len(settled.equations)} equations hold{away}")
-    recorder.end(model)
-    coordinator.seal(present, recorder.head)
-
-
-def clearing_of(coordinator: Coordinator, gradient: Gradient | None, archive: Archive) -> Clearing:
-    """Return what settles a run: with a panel, members judge each other first."""
-    from fedmerit.protocol.hearing import Hearing  # it is a kind of clearing
-
-    return (Hearing if coordinator.config.judged else Clearing)(coordinator, gradient, archive)
 
 
 @dataclass(eq=False)
