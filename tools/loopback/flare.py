@@ -92,7 +92,7 @@ class Flare:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for name in (*self.sites, SERVER):
-            kill(self._mark(name))
+            kill(self.mark(name))
         for process in self._processes.values():
             process.wait()
         self._processes.clear()
@@ -112,7 +112,7 @@ class Flare:
         command += ["-m", str(self.kit(name)), "-s", f"fed_{who}.json", "--set", "secure_train=true"]
         command += [*settings.split(), "org=nvidia", "config_folder=config"]
         log = self.kit(name) / "printed"
-        self._processes[name] = start(command, self._mark(name), log, self.environment)
+        self._processes[name] = start(command, self.mark(name), log, self.environment)
 
     def submit(self, recipe: Any) -> str:
         """Submit a job as the admin does; return its identifier."""
@@ -140,7 +140,7 @@ class Flare:
 
     def kill_job(self, name: str) -> list[int]:
         """kill -9 of a site's job, not of the site; returns the process ids."""
-        hit = [pid for pid in marked(self._mark(name)) if pid != self._processes[name].pid]
+        hit = [pid for pid in marked(self.mark(name)) if pid != self._processes[name].pid]
         for pid in hit:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -167,5 +167,6 @@ class Flare:
     def _registered(self, name: str) -> bool:
         return "Successfully registered client" in self.log(name)
 
-    def _mark(self, name: str) -> str:
+    def mark(self, name: str) -> str:
+        """What the processes of a site, or of the server, are found by."""
         return f"{self.folder}/{name}"
