@@ -121,7 +121,7 @@ class Account(Settled):
             participants=entry.participants,
             stated=equation.stated,
             counted=tuple(self.counts(entry, name) for name in entry.participants),
-            sum=None if recorded["sum"] is None else int(recorded["sum"]),
+            sum=None if recorded["sum"] is None else whole_number(recorded["sum"]),
             product=entry.product,
             holds=recorded["holds"],
             left=self.left(entry),
