@@ -125,7 +125,8 @@ def shown(
 def rounded(values: Sequence[Values]) -> tuple[Column, float]:
     """Return a judge's column and its scale: what one unit is worth.
 
-    The scale makes the root mean square of all rounds `RMS`; what is beyond eight bits is cut off.
+    The scale makes the root mean square of all rounds `RMS`; what is beyond eight bits is cut off. Where no
+    scale does, as with fewer than one number in 60 that is not 0, there is no column: noise prevents it.
 
     >>> column, scale = rounded([np.array([1.0, -1.0]), np.array([2.0, 0.0])])
     >>> column.tolist(), round(scale, 3)
@@ -142,10 +143,10 @@ def rounded(values: Sequence[Values]) -> tuple[Column, float]:
     scale = size / RMS
     for _ in range(60):
         column = np.clip(np.rint(units / scale), -LARGEST, LARGEST).astype(np.int8)
-        if not malformed(column, column.shape):
-            break
+        if not (problem := malformed(column, column.shape)):
+            return column, scale
         scale *= _rms(column) / RMS
-    return column, scale
+    raise SettlementError(f"the gradients of the held-out data fit no eight bits: {problem}", code="spiky")
 
 
 def malformed(column: npt.NDArray[Any], shape: tuple[int, ...]) -> str:
