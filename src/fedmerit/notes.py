@@ -488,6 +488,7 @@ EXTRAS = {
     "xlsx": ("openpyxl",),
     "plot": ("altair",),
     "flower": ("flwr",),
+    "nvflare": ("nvflare",),
     "dp": ("dp-accounting",),
 }
 """The extras that people install, and the packages in them."""

@@ -51,7 +51,7 @@ class SignedTerms(Body, frozen=True):
     strategy: str
     optimiser: bool
     evaluates: Literal["server", "members"]
-    engine: Literal["embedded", "flower", "flower-simulation"]
+    engine: Literal["embedded", "flower", "flower-simulation", "nvflare", "nvflare-simulation"]
     protocol: Annotated[int, Meta(ge=1)]
     features: Names
     version: Version
@@ -226,6 +226,7 @@ class JudgedBody(Body, frozen=True):
     first: str
     last: str
     rest: str
+    error: str
 
 
 class Opening(Body, frozen=True):
@@ -373,7 +374,7 @@ class DecisionBody(Body, frozen=True, kw_only=True):
     budget: str
     currency: str
     utility: str
-    rule: Rule
+    rule: Rule | Literal["hands"]
     score: str
     missing: Missing
     equal: str

@@ -36,6 +36,9 @@ COORDINATES: Final = "coordinates"
 LEAST: Final = 300
 """Held-out samples of a judge: on fewer, what it shows tells too much of each. A rehearsal needs fewer."""
 LEAST_REHEARSED: Final = 20
+OFF: Final = 0.05
+"""How far a column may be off its judge's gain beside four standard errors; nothing is refused beyond."""
+DIGITS: Final = 1e-3  # utilities are stated to three decimals
 _PARTS: Final = 10**6
 
 
@@ -64,7 +67,8 @@ class Showing:
     """What one judge shows: its column by hash, and what it says of its own samples.
 
     ``scale`` is what one unit of its column is worth, ``first`` and ``last`` its utility of the first and the
-    last model, ``rest`` what innovation took away from its gain.
+    last model, ``rest`` what innovation took away from its gain, ``error`` the standard error of what its
+    column adds up to, because it shows a few coordinates alone.
     """
 
     judge: str
@@ -74,6 +78,7 @@ class Showing:
     first: float
     last: float
     rest: float
+    error: float
 
     def body(self) -> dict[str, Any]:
         """Return it without floats, for hashing and the ledger."""
@@ -83,13 +88,18 @@ class Showing:
     def from_body(cls, body: Mapping[str, Any]) -> Showing:
         """Read it; raise MessageError if it is nothing of this kind."""
         try:
-            floats = {key: number(body[key]) for key in ("scale", "first", "last", "rest")}
+            floats = {key: number(body[key]) for key in ("scale", "first", "last", "rest", "error")}
             read = cls(str(body["judge"]), str(body["column"]), samples=integer(body["samples"]), **floats)
             if read.body() != dict(body) or not 0 < read.scale < float("inf") or read.samples < 1:
                 raise ValueError("numbers that no judge has")
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise MessageError(f"not what a judge shows: {error!r:.120}", stage="judged") from None
         return read
+
+    def is_odd(self, total: float) -> bool:
+        """Return whether its column adds up to something else than its samples gained (``total``)."""
+        off = abs(self.gained - self.rest - total)
+        return off > OFF * abs(self.gained) + 4 * self.error + DIGITS
 
     @property
     def gained(self) -> float:

@@ -129,11 +129,16 @@ class Drawing:
     def _opened(self) -> dict[str, NonceAnswer]:
         """Return the numbers that the seed was made from."""
         nonces = self.recorder.recorded("draw")[-1]["nonces"]
-        signed = {name: signature for name, _, signature in self.recorder.signed("nonce")}
+        signed = self._signed("nonce")
         return {name: NonceAnswer(bytes.fromhex(nonce), signed[name]) for name, nonce in nonces.items()}
 
     def _drawn(self) -> dict[str, bytes]:
-        return {name: signature for name, _, signature in self.recorder.signed("drawn")}
+        return self._signed("drawn")
+
+    def _signed(self, kind: str) -> dict[str, bytes]:
+        """Return the signatures under what members said in this settlement."""
+        rows = self.recorder.signed(kind)
+        return {name: own for name, body, own in rows if body["settlement"] == self.settlement}
 
     def _said(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> None:
         if not self.recorder.said(name, kind, body, signature):

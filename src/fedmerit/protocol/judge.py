@@ -140,9 +140,10 @@ class Judge(Settler):
         rows = slopes.blocks[:, at].astype(np.float64) * factor
         before = self._before(ask, manifest, entry, at)
         units, removed = shown(rows, before, self.config.panel.noise, noise, entry.round)
-        summed = float(np.dot(x[at].view(np.int32).astype(np.float64), removed))
+        public = x[at].view(np.int32).astype(np.float64)
         worth = manifest.coordinates / len(at)
-        return JudgedRound(units, worth * summed, slopes.empty, slopes.grand)
+        variance = worth**2 * len(at) * float(np.var(public * units))
+        return JudgedRound(units, worth * float(public @ removed), variance, slopes.empty, slopes.grand)
 
     def _shape(self) -> Any:
         """Return what evaluations must know about the model's shape, as this member trained it last."""
@@ -186,12 +187,18 @@ class Judge(Settler):
         rounds = [one for one in judged if one is not None]
         units = [one.units for one in rounds]
         if self.member.falsely is not None:
-            units = self.member.falsely(units)
+            units = self.member.falsely(manifest)
         column, scale = rounded(units)
-        rest = math.fsum(one.removed for one in rounds)
-        numbers = {"first": rounds[0].empty, "last": rounds[-1].grand, "rest": rest}
-        exact = {key: float(f"{value:.3f}") if key != "rest" else value for key, value in numbers.items()}
-        showing = Showing(self.name, column_hash(column), scale, len(self._held_out().y), **exact)
+        showing = Showing(
+            judge=self.name,
+            column=column_hash(column),
+            scale=scale,
+            samples=len(self._held_out().y),
+            first=float(f"{rounds[0].empty:.3f}"),
+            last=float(f"{rounds[-1].grand:.3f}"),
+            rest=math.fsum(one.removed for one in rounds),
+            error=math.sqrt(math.fsum(one.variance for one in rounds)),
+        )
         body = showing_body(self.run, manifest.digest, showing)
         answer = pack(Signed(canonical(body), self.member.sign("judged", body)))
         self.state.put(memory.COLUMN, column)

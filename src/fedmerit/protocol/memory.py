@@ -20,7 +20,7 @@ from msgspec import MsgspecError, Raw, Struct, field, msgpack
 
 from fedmerit.errors import BindingError, MessageError, RefusedError
 from fedmerit.identity import Roster, canonical, content
-from fedmerit.protocol.direction import Gradient
+from fedmerit.protocol.direction import Gradient, Manifest
 from fedmerit.protocol.messages import Accord
 from fedmerit.protocol.terms import FLOWER, REHEARSALS, Agreed, Lineage
 from fedmerit.secagg.plain import PlainClient
@@ -115,6 +115,7 @@ class JudgedRound(Struct, frozen=True):
 
     units: Array
     removed: float  # the product of the sum with what innovation took away
+    variance: float  # of what the sum gives with this, because it is at a few coordinates alone
     empty: float
     grand: float
 
@@ -254,7 +255,7 @@ class Signatory:
         self.gradients, self.rehearsal = gradients, rehearsal
         self.misstates: float | None = None  # in a rehearsal, the factor by which it misstates
         self.held_out: HeldOut | None = None  # its samples as a judge of a panel, where it is one
-        self.falsely: Callable[[Any], Any] | None = None  # in a rehearsal, what it shows as a false judge
+        self.falsely: Callable[[Manifest], list[Array]] | None = None  # what it shows as a false judge
         self.seed: int | None = None  # of a rehearsal that must be repeatable
         self.without: tuple[str, ...] = ()  # whose answers its owner agrees to close a settlement without
 

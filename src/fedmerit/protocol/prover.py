@@ -219,7 +219,8 @@ class Prover(Seat):
         else:
             nonce = self.nonce(self.manifest())
             own = commitment(parsed(self._stated().text, "draw")).hex()
-        self.enough(committed, "numbers among which it would open its own")
+        due = committed if draw == COORDINATES else statements
+        self.enough(due, "what it would open its number for")
         hashes = statements.get(self.name), committed.get(self.name)
         if hashes not in ((None, None), (own, nonce_hash(nonce))):
             raise RefusedError("was shown another statement than it made, or another number")
