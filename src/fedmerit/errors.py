@@ -87,7 +87,8 @@ class NotComparable(InputError):
     ``first`` and ``other`` name the runs; ``expected`` and ``got`` are what the one has and the other has
     in its place. ``code`` says what differs: ``few`` (one run alone), ``same`` (one run twice), ``training``
     (one repeat twice), ``panel``, ``unfinished``, ``unsettled``, ``kind`` (a run and a file), ``engine``,
-    ``members``, ``keys``, ``settings``, ``scoring``, ``rounds``, ``data``, ``pool``, ``utility`` or ``score``.
+    ``members``, ``keys``, ``settings``, ``scoring``, ``rounds``, ``data``, ``pool``, ``utility``
+    or ``score``.
     """
 
     def __init__(
