@@ -20,7 +20,7 @@ from linear_federation import LIAR
 from runs import record_decision
 
 BARE = {"noise": 0.0, "blur": 0.0}
-PAY = Terms("100.00", "fit", "hands", "PANEL")
+PAY = Terms("100.00", "fit", "hands", "PANEL", despite_doubts=True)
 
 
 def account_of(federation):
