@@ -295,3 +295,19 @@ def test_nobody_else_can_say_what_a_judge_shows(tmp_path):
     federation.run()
     assert LIAR not in federation.coordinator.settled.columns
     assert FRIEND in federation.coordinator.settled.columns
+
+
+# ------------------------------------------------------------------------------------------ with an epsilon
+
+
+def test_with_an_epsilon_that_drowns_the_scores_nobody_judges(tmp_path):
+    federation = judging(tmp_path, 5, 1, panel={"epsilon": 0.1}).run()
+    assert federation.coordinator.settled is None
+    assert federation.records[-1].kind in ("end", "seen")
+    (why,) = {record.body["why"] for record in federation.records if record.kind == "unsettled"}
+    assert why == "no-judges"
+
+
+def test_with_a_large_epsilon_columns_add_up(tmp_path):
+    federation = judging(tmp_path, 5, 1, panel={"epsilon": 900.0}).run()
+    assert federation.coordinator.settled.columns == dict.fromkeys(federation.names, True)

@@ -28,6 +28,7 @@ from fedmerit.protocol.bench import (
 )
 from fedmerit.protocol.column import INNOVATION, column_hash, dealt, rounded, shown
 from fedmerit.protocol.direction import Entry, Manifest, manifest_limit, numeral, slopes_of
+from fedmerit.protocol.epsilon import clipped, error, multiplier, noised, not_drowned
 from fedmerit.protocol.memory import JudgedRound, OwnProducts, Signatory
 from fedmerit.protocol.messages import Ask, Signed, pack, parsed
 from fedmerit.protocol.outcome import Model, model_hash, moved
@@ -39,6 +40,8 @@ from fedmerit.secagg.quantise import Words
 
 POINTS = 3
 """Gauss-Legendre points of the path on which a judge computes its gradient."""
+CLIP = 4.0
+"""For epsilon: the most by which one sample's utility may rise in a round, along its own gradient."""
 SHOWING = 4096
 """Most bytes of what a judge signs about its column."""
 
@@ -135,13 +138,24 @@ class Judge(Settler):
         slopes, _, _ = slopes_of(gradients(shape, manifest.utility), m0, model, own, halves, POINTS)
         at = manifest.drawn(entry)
         factor = entry.step / entry.weight
-        rows = slopes.blocks[:, at].astype(np.float64) * factor
+        rows = slopes.blocks[:, at].astype(np.float64)
+        panel, drowning = self.config.panel, 0.0
+        if panel.epsilon:
+            z = multiplier(panel.epsilon, panel.delta, len(manifest.rounds))
+            move, share = float(np.linalg.norm(model - m0)), len(at) / manifest.coordinates
+            clip = CLIP * math.sqrt(share / 2) / move  # of public numbers alone
+            path = gradients(shape, manifest.utility), m0, model, own, halves, at, clip, POINTS
+            rows = noised(clipped(*path), [len(half) for half in halves], clip, z, noise, entry.round)
+            alone = move / math.sqrt(len(entry.participants))
+            drowning = error([alone], len(own.y), clip, z, share)
         before = self._before(ask, manifest, entry, at)
-        units, removed = shown(rows, before, self.config.panel.noise, noise, entry.round)
+        spread = 0.0 if panel.epsilon else panel.noise
+        units, removed = shown(rows * factor, before, spread, noise, entry.round)
         public = x[at].view(np.int32).astype(np.float64)
         worth = manifest.coordinates / len(at)
         variance = worth**2 * len(at) * float(np.var(public * units))
-        return JudgedRound(units, worth * float(public @ removed), variance, slopes.empty, slopes.grand)
+        rest = worth * float(public @ removed)
+        return JudgedRound(units, rest, variance, slopes.empty, slopes.grand, drowning)
 
     def _shape(self) -> Any:
         """Return what evaluations must know about the model's shape, as this member trained it last."""
@@ -184,6 +198,10 @@ class Judge(Settler):
             raise BindingError("has not judged all rounds")
         rounds = [one for one in judged if one is not None]
         units = [one.units for one in rounds]
+        members = len(manifest.members)
+        not_drowned(
+            math.hypot(*(one.drowning for one in rounds)), (rounds[-1].grand - rounds[0].empty) / members
+        )
         if self.member.falsely is not None:
             units = self.member.falsely(manifest)
         column, scale = rounded(units)

@@ -118,6 +118,7 @@ class JudgedRound(Struct, frozen=True):
     variance: float  # of what the sum gives with this, because it is at a few coordinates alone
     empty: float
     grand: float
+    drowning: float = 0.0  # the error that differential privacy brings into what a member did
 
 
 TERMS: Final = Value[Agreed]("terms", Agreed)
