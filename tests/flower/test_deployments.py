@@ -7,6 +7,7 @@ limit is one that a busy machine meets.
 """
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -48,7 +49,15 @@ class Liar(type(app)):
     def _member(self, place, context):
         member = super()._member(place, context)
         member.misstates = context.node_config.get("misstates")
+        if context.node_config.get("judges-falsely"):
+            member.falsely = lambda manifest: [wave(manifest.bench.drawn) for _ in manifest.rounds]
         return member
+
+
+def wave(count):
+    import numpy as np
+
+    return np.sin(np.arange(count))
 
 
 app.__class__ = Liar
@@ -197,6 +206,50 @@ def test_a_server_app_killed_after_training_is_settled_by_the_next_one(request, 
     assert "settlement: 0 of 2 equations hold" in lines
     for number in (1, 2):
         assert f"settlement: in round {number} {LIAR}" in lines
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(4 * HANG)
+def test_five_hospitals_judge_each_other_and_one_of_them_falsely(request, tmp_path, monkeypatch):
+    """No test set anywhere. One is killed, its last update sent, and is back before coordinates are drawn."""
+    example = request.config.rootpath / "examples" / "flower-hospitals"
+    monkeypatch.syspath_prepend(str(example))
+    import demo
+    from hospitals.task import HOSPITALS, NOISY
+
+    app = shutil.copytree(example, tmp_path / "app")
+    client = app / "hospitals" / "secured.py"
+    client.write_text(client.read_text() + LIES)
+    roster, out = demo.make_roster(tmp_path), tmp_path / "run"
+    nodes = {
+        name: {"fedmerit-key": str(demo.key_of(tmp_path, name)), "fedmerit-roster": str(roster)}
+        for name in HOSPITALS
+    }
+    nodes[LIAR]["judges-falsely"] = True
+    config = {"roster": str(roster), "server-key": str(demo.server_key(tmp_path)), "out": str(out)}
+    config |= {"rounds": 2, "patience": HANG, "join": HANG, "panel": True}
+    with Loopback(tmp_path / "federation", nodes, demo.THREADS) as federation:
+        run = federation.submit(app, config)
+
+        def alive():
+            goes_on(federation, run)
+
+        wait_for(f"{LOST} sends its last update", lambda: federation.sent(LOST, "train") == 2, alive=alive)
+        federation.kill(LOST)
+        wait_for(f"{LOST} is missed", lambda: f"{LOST} is away" in notes_of(out), alive=alive)
+        federation.start_member(LOST)
+        run.wait()
+    block = json.loads((out / "scores.json").read_text())["panel"]
+    assert (block["judges"], block["holds"]) == ([*HOSPITALS], [True] * 5)
+    assert (block["missing"], block["named"], block["witnessed"]) == ([], [], True)
+    assert LIAR in block["odd"]
+    gave = dict(zip(HOSPITALS, block["PANEL"], strict=True))
+    assert {min(gave, key=gave.__getitem__)} <= {*NOISY, LIAR}
+    assert "panel: 5 of 5 columns add up" in verified(out, tmp_path / VERIFIER, roster)
+
+
+def notes_of(out):
+    return (out / "notes.txt").read_text() if (out / "notes.txt").exists() else ""
 
 
 @pytest.mark.alone

@@ -2,11 +2,12 @@
 
 import zlib
 
+import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import fedmerit.flower
-from hospitals.task import local_data, network, train
+from hospitals.task import local_data, network, own_data, train
 
 app = ClientApp()
 
@@ -26,6 +27,11 @@ def train_locally(message: Message, context: Context) -> Message:
     return Message(
         RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message
     )
+
+
+def held_out(context: Context) -> tuple[np.ndarray, np.ndarray]:
+    """By what this hospital judges the others in a panel."""
+    return own_data(hospital(context))
 
 
 def hospital(context: Context) -> str:

@@ -3,5 +3,8 @@
 import fedmerit.flower
 
 app = fedmerit.flower.secure(
-    "hospitals.client_app:app", value="hospitals.task:value", gradient="hospitals.task:gradient"
+    "hospitals.client_app:app",
+    value="hospitals.task:value",
+    gradient="hospitals.task:gradient",
+    held_out="hospitals.client_app:held_out",
 )

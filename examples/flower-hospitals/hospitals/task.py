@@ -20,8 +20,24 @@ HOSPITALS = ("Abbey", "Bridge", "Castle", "Dale", "Harbour")
 NOISY = {"Harbour": 0.8}  # this share of its labels is random
 
 
+HELD_OUT = 5  # every so many-th sample of a hospital is kept out of training
+
+
 def local_data(hospital: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of one hospital: a fifth of fashion-mini."""
+    """Images and labels on which one hospital trains."""
+    images, labels = all_data(hospital)
+    trains = np.arange(len(labels)) % HELD_OUT > 0
+    return images[trains], labels[trains]
+
+
+def own_data(hospital: str) -> tuple[np.ndarray, np.ndarray]:
+    """Those on which it does not train, by which it judges the others in a panel."""
+    images, labels = all_data(hospital)
+    return images[::HELD_OUT], labels[::HELD_OUT]
+
+
+def all_data(hospital: str) -> tuple[np.ndarray, np.ndarray]:
+    """A fifth of fashion-mini."""
     dataset = fedmerit.data.load("fashion-mini")
     parts = fedmerit.data.split(dataset.y_train, len(HOSPITALS), "iid", rng=np.random.default_rng(0))
     mine = parts[HOSPITALS.index(hospital)]
