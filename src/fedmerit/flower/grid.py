@@ -19,10 +19,9 @@ from flwr.serverapp import Grid
 from fedmerit.config import VERSION
 from fedmerit.errors import ProtocolError, RunAborted
 from fedmerit.flower.codec import QUERY, Shape, answer_in, digest, listed, only_arrays, put
-from fedmerit.identity import number
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.messages import PROTOCOL, Exchange, Parcel
-from fedmerit.protocol.outcome import Model
+from fedmerit.protocol.outcome import Model, Outcome
 from fedmerit.protocol.settler import SETTLING
 from fedmerit.protocol.terms import least_scheduled, task_of
 
@@ -169,16 +168,17 @@ class SecureGrid(Grid):
         if model is None:
             self._check_going()
             return []
-        self._check_rounding(model - m0)
-        return [self._reply(first, model)]
+        outcome = self.coordinator.outcome
+        assert outcome is not None
+        self._check_rounding(outcome, m0)
+        return [self._reply(first, outcome)]
 
-    def _check_rounding(self, moved: Model) -> None:
+    def _check_rounding(self, outcome: Outcome, m0: Model) -> None:
         """Note, once per run, which arrays training changed by less than the sum was rounded by."""
-        recorder, config = self.coordinator.recorder, self.coordinator.config
-        closed = recorder.rounds[-1]
-        step = task_of(config, closed.body["m"], moved.size, closed.scheduled).encoding.step
-        total = number(recorder.recorded("outcome")[-1]["weight"])
-        rounding = step / 2 * math.sqrt(len(closed.included)) / total  # its standard deviation, at most
+        config, moved = self.coordinator.config, outcome.model - m0
+        step = task_of(config, outcome.bound_to["m"], moved.size, tuple(self._train)).encoding.step
+        # the standard deviation of rounding, at most
+        rounding = step / 2 * math.sqrt(len(outcome.included)) / outcome.total_weight
         lost = {name: size for name, size in self.shape.typical(moved).items() if 0 < size < 2 * rounding}
         if lost and "rounding" not in self._logged:
             self._logged.add("rounding")
@@ -198,13 +198,15 @@ class SecureGrid(Grid):
             raise self._given_up(f"{IN_A_ROW} rounds in a row were aborted")
 
     def check_closed(self) -> None:
-        """Raise `RunAborted` if there were rounds but none was closed."""
+        """Close the last round; raise `RunAborted` if there were rounds but none was closed."""
+        self.coordinator.acknowledge()
         rounds = self.coordinator.recorder.rounds
         if rounds and all(round_.aborted for round_ in rounds):
             raise self._given_up("no round was closed")
 
     def _given_up(self, reason: str) -> RunAborted:
         """Return an error that says which rounds were aborted, why, and who caused the last of them."""
+        self.coordinator.acknowledge()
         rounds, config = self.coordinator.recorder.rounds, self.coordinator.config
         closed = tuple(round_.number for round_ in rounds if not round_.aborted)
         aborted = tuple(round_.number for round_ in rounds if round_.aborted)
@@ -227,11 +229,10 @@ class SecureGrid(Grid):
             if any(record[name].dtype != array.dtype.name for name, array in self.shape.arrays.items()):
                 message.content[key] = self.shape.record(self.shape.read(record))
 
-    def _reply(self, message: Message, model: Model) -> Message:
+    def _reply(self, message: Message, outcome: Outcome) -> Message:
         """Return what an averaging strategy sees as the only reply: M, with a weight of 1."""
         means = MetricRecord({self.weighted_by: 1})
-        included = self.coordinator.recorder.rounds[-1].included
-        records = [self._metrics[name] for name in included if name in self._metrics]
+        records = [self._metrics[name] for name in outcome.included if name in self._metrics]
         shared = dict.fromkeys(key for record in records for key in record if key != self.weighted_by)
         for key in shared:
             numbers = [record.get(key) for record in records]
@@ -244,7 +245,7 @@ class SecureGrid(Grid):
             log.warning("the strategy does not get the training metrics %s: %s", ", ".join(withheld), rule)
             self._logged |= {*withheld}
         key = next(iter(message.content.array_records))
-        content = RecordDict({key: self.shape.record(model), "metrics": means})
+        content = RecordDict({key: self.shape.record(outcome.model), "metrics": means})
         return Message(content, reply_to=message)
 
     def _log_unshared(self, replies: Sequence[Message]) -> None:

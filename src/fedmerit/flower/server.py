@@ -335,6 +335,7 @@ class Contributions:
         coordinator = Coordinator(
             *(recorder, pool, secure, measure),
             refused=Notes(path / "notes.txt"),
+            defers=True,
             gradient=slope and along_path(slope),
             archive=FolderArchive(path / ARCHIVE),
             awaited=secure.awaited,
@@ -355,9 +356,10 @@ class Contributions:
         Before the first round there is nothing to close. If the error came in the middle of a round, the
         ledger stays open and shows that.
         """
-        if secure.model is None or len(secure.coordinator.recorder.rounds) != secure.rounds:
-            return
         try:
+            secure.coordinator.acknowledge()
+            if secure.model is None or len(secure.coordinator.recorder.rounds) != secure.rounds:
+                return
             finish(secure.coordinator, secure.model)
             self._tell_unsettled(secure.coordinator)
         except Exception:  # the caller should see the error that ended the run
