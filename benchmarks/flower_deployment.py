@@ -1,9 +1,9 @@
 """A settled run beside a plain one in a real deployment of Flower: seconds, CPU seconds, exchanges.
 
-A SuperLink and four SuperNodes on 127.0.0.1 with TLS and node authentication run the app of the example, first
-its `@app.train()` under a stock FedAvg and then the same inside fedmerit, in turn. CPU seconds are those of
-all processes of the federation from the submission of a run to its end. On a machine with few cores the nodes'
-processes wait for each other, so seconds are upper bounds.
+A SuperLink and four SuperNodes on 127.0.0.1 with TLS and node authentication run the app of the example,
+first its `@app.train()` under a stock FedAvg and then the same inside fedmerit, in turn. CPU seconds are of
+all processes of the federation from the submission of a run to its end. On a machine with few cores the
+nodes' processes wait for each other, so seconds are upper bounds.
 
     python benchmarks/flower_deployment.py [--repeats 3] [--rounds 3] [--out benchmarks/results]
 """
@@ -28,16 +28,14 @@ from machine import machine
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "flower-hospitals"
 sys.path[:0] = [str(EXAMPLE), str(ROOT / "tools")]
-from hospitals.task import HOSPITALS
-from loopback import Loopback
-from loopback.processes import marked
+from hospitals.task import HOSPITALS  # noqa: E402
 
-from fedmerit.identity import Member, Roster, new_key, write_roster
+from fedmerit.identity import Member, Roster, new_key, write_roster  # noqa: E402
+from loopback import Loopback  # noqa: E402
 
 NAMES = HOSPITALS[:4]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-STEADY = ("share", "train", "check", "unmask", "report")
-PLAIN = '''
+PLAIN = """
 from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -49,12 +47,13 @@ app = ServerApp()
 @app.main()
 def main(grid, context):
     arrays = ArrayRecord(network().state_dict())
-    FedAvg(fraction_evaluate=0.0).start(grid=grid, initial_arrays=arrays, num_rounds=context.run_config["rounds"])
-'''
-TIMED = '''
+    rounds = context.run_config["rounds"]
+    FedAvg(fraction_evaluate=0.0).start(grid=grid, initial_arrays=arrays, num_rounds=rounds)
+"""
+TIMED = """
     import json, pathlib
     pathlib.Path(config["out"], "seconds.json").write_text(json.dumps(strategy.seconds))
-'''
+"""
 
 
 def apps(folder: Path) -> dict[str, Path]:

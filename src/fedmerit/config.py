@@ -375,6 +375,7 @@ def _check_method(config: Sections) -> None:
     for name, factor in misstated.items():
         if factor == 1:
             raise ConfigError.at("corruption.misstate", "expected a factor other than 1", entry=name)
+    _check_panel(config)
     if misstated and not config.settles:
         problem = 'only with scoring.method = "settled" or "both": members state nothing otherwise'
         raise ConfigError.at("corruption.misstate", problem)
@@ -399,6 +400,23 @@ def _check_method(config: Sections) -> None:
             f"{value:.60} needs measurements in the rounds, but with scoring.method = 'settled' nobody "
             "sees the test pool before the last round is over: use 'both' or 'reports'",
         )
+
+
+def _check_panel(config: Sections) -> None:
+    for name, what in config.corruption.judge.items():
+        kind, _, friend = what.partition(":")
+        if (kind, bool(friend)) not in (("praise", True), ("hurt", False)) or friend == name:
+            problem = f"expected hurt, or praise:NAME of another member, got {what!r:.60}"
+            raise ConfigError.at("corruption.judge", problem, entry=name)
+        if config.resolved and friend and friend not in config.clients:
+            raise ConfigError.at("corruption.judge", f"unknown member {friend!r}", entry=name)
+    if config.corruption.judge and not config.judged:
+        raise ConfigError.at(
+            "corruption.judge", "only with scoring.method = 'panel': nobody judges otherwise"
+        )
+    if config.judged and config.scoring.visibility == "coordinator":
+        problem = "a panel shows every member what it did for each other one: expected 'all'"
+        raise ConfigError.at("scoring.visibility", problem)
 
 
 def _check_members(config: Sections) -> None:

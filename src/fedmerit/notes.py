@@ -488,6 +488,7 @@ EXTRAS = {
     "xlsx": ("openpyxl",),
     "plot": ("altair",),
     "flower": ("flwr",),
+    "nvflare": ("nvflare",),
 }
 """The extras that people install, and the packages in them."""
 

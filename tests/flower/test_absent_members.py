@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 
 import small
 from federation_in import NAMES, NODES, client, grid_of, make_keys, node_config, rounds_in, run
+from fedmerit.carriers import attendance
 from fedmerit.config import VERSION
 from fedmerit.errors import MessageError
 from fedmerit.flower import grid as grids
@@ -68,7 +69,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    monkeypatch.setattr(grids, "time", made := Clock())
+    made = Clock()
+    for module in (attendance, grids):
+        monkeypatch.setattr(module, "time", made)
     return made
 
 
@@ -159,8 +162,8 @@ def test_who_joins_and_never_answers_is_invited_later_and_later(home, clock):
     assert [joins for joins, _ in events[:8]] == [True, False] * 4
     waited = [after - refused for (_, refused), (_, after) in pairwise(events[1:])][::2]
     assert waited[0] == look
-    assert waited[1] - look < grids.AGAIN <= waited[1]
-    assert waited[2] - look < 2 * grids.AGAIN <= waited[2]
+    assert waited[1] - look < attendance.AGAIN <= waited[1]
+    assert waited[2] - look < 2 * attendance.AGAIN <= waited[2]
     assert sum(LIAR in one.scheduled for one in rounds) < len(rounds)
 
 
@@ -353,7 +356,7 @@ def test_an_answer_that_came_in_time_counts_however_long_the_one_before_took(clo
             late = clock.now > self.began + 0.3
             return [Reply(number) for number in ids if number == "0" or late]
 
-    grid = SecureGrid(Slow({}, {}), None, patience=0.5, join=0, weighted_by="")
+    grid = SecureGrid(grid=Slow({}, {}), shape=None, patience=0.5, join=0, weighted_by="")
     grid.nodes = {"A": 1, "B": 2}
     asks = dict.fromkeys("AB", Parcel(b""))
     heard = []

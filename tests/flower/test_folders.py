@@ -29,7 +29,7 @@ from federation_in import (
     task,
 )
 from fedmerit.errors import ConfigError, KeyFileError, LedgerError, ProtocolError, RunAborted, StoreError
-from fedmerit.flower.codec import Shape, put, take
+from fedmerit.flower.codec import RecordShape, put, take
 from fedmerit.flower.grid import QUERY
 from fedmerit.identity import Roster, load_key, new_key, public_key, read_roster, write_roster
 from fedmerit.ledger.chain import Ledger
@@ -163,7 +163,7 @@ def test_a_new_run_starts_from_the_last_model_of_one_that_died(home):
     model = fedmerit.flower.last_model(home / "run", first)
     assert list(model) == list(first)
     assert [model[name].dtype for name in model] == [first[name].dtype for name in first]
-    m = model_hash(Shape.of(first).read(model))
+    m = model_hash(RecordShape.of(first).read(model))
     assert bodies_of(home / "run", "outcome")[-1]["m"] == m
     strategy = small.contributions(
         home, test=task.federation().pool, value=None, utilities=task.UTILITIES, folder=home / "second"

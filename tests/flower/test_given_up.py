@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 import fedmerit.flower
 from federation_in import NODES, bodies_of, records_of, rounds_in
 from fedmerit.errors import DoubtfulShares, ProtocolError, RunAborted
-from fedmerit.flower.codec import Shape
+from fedmerit.flower.codec import RecordShape
 from fedmerit.protocol.outcome import model_hash
 from fedmerit.verify import verify_folder
 from lies import at, dies, exchange_of
@@ -43,7 +43,7 @@ def kinds_in(folder):
 
 
 def vector(arrays):
-    return Shape.of(first()).read(arrays)
+    return RecordShape.of(first()).read(arrays)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])

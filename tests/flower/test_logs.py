@@ -16,9 +16,10 @@ from flwr.serverapp.strategy import FedAvg
 
 import fedmerit.flower
 from federation_in import NODES, grid_of, rounds_in, run
+from fedmerit.carriers import attendance
+from fedmerit.carriers.folders import Notes
 from fedmerit.flower import grid as grids
 from fedmerit.flower.codec import Relay, log_inside_flower
-from fedmerit.flower.folders import Notes
 from lies import LIAR, at
 from small import contributions, members, reply, start
 
@@ -90,7 +91,7 @@ IMPORTS = """
 import logging, sys
 import fedmerit, fedmerit.flower
 assert "flwr" not in sys.modules
-import fedmerit.flower.server, fedmerit.flower.client, fedmerit.flower.measures, fedmerit.cli
+import fedmerit.flower.server, fedmerit.flower.client, fedmerit.carriers.measures, fedmerit.cli
 log = logging.getLogger("fedmerit")
 assert (log.handlers, log.level, log.propagate) == ([], 0, True)
 assert "torch" not in sys.modules
@@ -124,8 +125,9 @@ def waiting_lines(caplog):
 @pytest.fixture
 def told_often(monkeypatch):
     """For whom a server waits is told every 0.1 s, not once a minute."""
-    monkeypatch.setattr(grids, "TOLD", 0.1)
-    monkeypatch.setattr(grids, "POLL", 0.05)
+    monkeypatch.setattr(attendance, "TOLD", 0.1)
+    for module in (attendance, grids):
+        monkeypatch.setattr(module, "POLL", 0.05)
 
 
 @pytest.mark.usefixtures("told_often")
@@ -257,7 +259,7 @@ def test_an_update_that_cannot_be_masked_names_its_arrays(home, caplog, change, 
             {},
             "training returned no metric 'num-examples', by which this run weighs members: put the number",
         ),
-        ({"samples": 3}, "or name the metric that holds it in secure(..., weighted_by=...)"),
+        ({"samples": 3}, "or name the metric that holds it (weighted_by=...)"),
         ({"num-examples": 0}, "a whole number from 1 to 50, got 0: put that number there"),
         ({"num-examples": -3}, "got -3: put that number there"),
         ({"num-examples": 12.5}, "got 12.5: put that number there"),

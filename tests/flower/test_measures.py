@@ -7,9 +7,9 @@ from flwr.clientapp import ClientApp
 
 import fedmerit.flower
 from federation_in import NAMES, NODES, rounds_in
+from fedmerit.carriers.measures import Samples, check_rise, slope_of
 from fedmerit.errors import ConfigError, DataError, MessageError, NoGradient, ProtocolError, ReportError
-from fedmerit.flower.codec import Shape
-from fedmerit.flower.measures import Samples, check_rise, slope_of
+from fedmerit.flower.codec import RecordShape
 from fedmerit.protocol.pool import Slice, samples_in
 from fedmerit.scoring.sampling import auc
 from inprocess import InProcess
@@ -128,7 +128,7 @@ def slope(result, seen=None):
             seen.append((given, test))
         return result
 
-    shape = Shape.of(FIRST)
+    shape = RecordShape.of(FIRST)
     return slope_of(gradient, shape)(shape.vector, SHOWN, np.array([3, 1]))
 
 
@@ -159,7 +159,7 @@ def test_arrays_of_another_model_are_named(changed, words):
     given = {"a": np.ones((2, 3), np.float32), "b": np.zeros(2, np.float32), "counter": np.array(7)} | changed
     record = arrays(**{name: array for name, array in given.items() if array is not None})
     with pytest.raises(MessageError) as found:
-        Shape.of(record) if words.startswith(("the", "array 'a' is")) else Shape.of(FIRST).read(record)
+        RecordShape.of(record if words.startswith(("the", "array 'a' is")) else FIRST).read(record)
     assert words in str(found.value)
 
 
@@ -307,7 +307,7 @@ def checked_gradient(network, *size):
     test = Samples(rng.normal(size=(9, *size)).astype(np.float32), rng.integers(0, 3, 9))
     value, gradient = fedmerit.flower.torch_scoring(network, "brier")
     record = ArrayRecord(network().state_dict())
-    shape = Shape.of(record)
+    shape = RecordShape.of(record)
     found, parts = gradient(record, test)
     assert found == pytest.approx(float(np.mean(value(record, test))), abs=1e-6)
     direction = rng.normal(size=shape.vector.size).astype(np.float32)

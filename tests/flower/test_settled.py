@@ -26,6 +26,7 @@ from federation_in import (
     server,
     task,
 )
+from fedmerit.carriers.folders import close
 from fedmerit.errors import (
     ConfigError,
     DataError,
@@ -35,7 +36,6 @@ from fedmerit.errors import (
     SettlementError,
     StoreError,
 )
-from fedmerit.flower.folders import close
 from fedmerit.identity import canonical, content, load_key
 from fedmerit.protocol import settler
 from fedmerit.protocol.messages import pack

@@ -2,9 +2,10 @@
 
 A *scenario* (`scenarios.py`) says what happens: who is lost where, who is away, who brings too much, how
 members are weighed. A *way* (`transports.py`) goes through it: `linear` (members with files, a linear model,
-this process), `local` (the engine in one process, torch) and `grid` (Flower's messages in this process, same
-task). What a way cannot express is skipped with the reason. A new way is one class with `cannot` and `run`,
-and one line in ``WAYS``. `hold` is what every run keeps to; flower/test_deployments.py asks it of processes.
+this process), `local` (the engine in one process, torch), `grid` (Flower's messages in this process, same
+task) and `collab` (NVFlare's calls, same task again). What a way cannot express is skipped with the reason. A
+new way is one class with `cannot` and `run`, and one line in ``WAYS``. `hold` is what every run keeps to;
+flower/test_deployments.py asks it of processes.
 
 What differs: ``round`` records of `local` hold ``members_checkpoint``, and its reports a cosine. Of a round
 that nobody reported on, `local` records v(M0) and v(M), others neither. Where no round is closed, Flower's
@@ -74,6 +75,7 @@ FIRST = {
         "one-lost-at-masked-check",
     ),
     "grid": ("everybody", "settled", "bad-shares", "two-lost-at-masked-check"),
+    "collab": ("everybody", "secret-weights", "settled", "bad-shares", "two-lost-at-masked-check"),
 }
 """Scenarios that the quick tests try by each way; the long ones try all."""
 
@@ -337,7 +339,7 @@ def test_money_is_paid_over_every_transport_and_the_same_for_the_same_task(ran, 
     for way in WAYS:
         folder = shutil.copytree(ran(way, SCENARIOS[scenario]).folder, tmp_path / way)
         paid[way] = pays(folder)
-    assert paid["local"] == paid["grid"]
+    assert paid["local"] == paid["grid"] == paid["collab"]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -17,7 +17,7 @@ from fedmerit import notes
 from fedmerit.files.reports import TEMPLATE
 from fedmerit.ledger.decisions import Terms
 from fedmerit.notes import LANGUAGES, MARKS, catalogue, catalogue_of, words
-from fedmerit.protocol.terms import FLOWER, REHEARSALS
+from fedmerit.protocol.terms import FLOWER, NVFLARE, REHEARSALS
 from fedmerit.report import terminal
 from fedmerit.report.exports import STANDINGS
 from fedmerit.report.facts import Happened
@@ -69,7 +69,7 @@ BY_KEY = {
     "why-you": MISSED - {"unknown"},
     "truth": {"SV", "MR-SV", "ROUND-SV"},
     "holder": REHEARSALS,
-    "engine": {*REHEARSALS, FLOWER},
+    "engine": {*REHEARSALS, FLOWER, NVFLARE},
     "stage": {"rounds", *terminal.STAGES, *terminal.COUNTED},
     "change": WAYS | {f"{way}-between" for way in WAYS},
     "list": {

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from attacked import settling
+from fedmerit.carriers.folders import _parcels
 from fedmerit.errors import LedgerError, RefusedError
-from fedmerit.flower.folders import _parcels
 from fedmerit.identity import exact
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.decisions import Terms

@@ -15,9 +15,9 @@ from msgspec import to_builtins
 
 import fedmerit as fm
 from attacked import settling
+from fedmerit.carriers.folders import HANDED, _parcels
+from fedmerit.carriers.folders import close as close_by_hand
 from fedmerit.errors import LedgerError, RefusedError, SettlementError, UnsettledShares
-from fedmerit.flower.folders import HANDED, _parcels
-from fedmerit.flower.folders import close as close_by_hand
 from fedmerit.identity import SERVER, canonical, public_key
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.decisions import Terms

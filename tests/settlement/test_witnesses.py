@@ -9,8 +9,8 @@ import pytest
 
 import fedmerit as fm
 from attacked import due_in, settling
+from fedmerit.carriers.folders import HANDED, _parcels
 from fedmerit.errors import LedgerError, RefusedError, StoreError, UnsettledShares
-from fedmerit.flower.folders import HANDED, _parcels
 from fedmerit.identity import canonical, content
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.decisions import Terms

@@ -9,7 +9,7 @@ from flwr.serverapp.strategy import FedAvg
 
 import fedmerit.flower
 from federation_in import NODES, node_config, server
-from fedmerit.flower.server import SETTINGS
+from fedmerit.carriers.host import SETTINGS
 from inprocess import InProcess
 
 

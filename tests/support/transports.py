@@ -325,8 +325,142 @@ class FlowerTask:
         return Lossy({node: self.client(name) for node, name in self.nodes.items()}, configs)
 
 
+# ------------------------------------------------------------------------------------------------- collab
+
+
+class InProcessCollab:
+    """NVFlare's calls between this process and itself, with the task of `Local`.
+
+    Who is lost never gets the call, which times out.
+    """
+
+    def cannot(self, scenario: Scenario) -> str:
+        return ""
+
+    def run(self, scenario: Scenario, home: Path) -> Ran:
+        from federation_in import server
+        from fedmerit.nvflare.server import JobHost
+        from fedmerit.nvflare.site import JobTask
+        from fedmerit.nvflare.transport import CollabTransport
+        from flare import job, task_named
+
+        make_keys(home, scenario)
+        task = CollabTask(scenario, federation_of(replace(scenario, lost=())), Ran(home / "run"))
+        config = task.federation.config
+        module = task_named(
+            "task_in_this_process", value=task.value, gradient=task.gradient, train=task.train,
+            first_model=task.first, test_set=lambda: task.federation.pool,
+        )  # fmt: skip
+        options = {
+            "roster": home / "roster.toml",
+            "folder": task.ran.folder,
+            "config": server.sections(
+                method=scenario.method,
+                utilities=list(config.scoring.utilities),
+                weights=scenario.weights,
+                bound=config.secure_aggregation.bound,
+                threshold=scenario.threshold,
+                test_reveal=scenario.reveal,
+                visibility=scenario.visibility,
+            ),
+            "join": 0.5,
+            "page": False,
+        }
+
+        class Chosen(CollabTransport):
+            def next_round(self, model):
+                task.ran.models.append(model)
+                away = {name for name in self.nodes if scenario.is_away(name, self.rounds + 1)}
+                kept = {name: self.nodes.pop(name) for name in away}
+                try:
+                    after = super().next_round(model)
+                finally:
+                    self.nodes |= kept
+                task.last = model if after is None else after
+                return after
+
+        class Chooses(JobHost):
+            transport = Chosen
+
+        sites = {
+            name: {"key": home / f"{name}.pem", "roster": home / "roster.toml"} for name in scenario.names
+        }
+        try:
+            main = lambda: Chooses(JobTask(module), options, 3600.0).run(scenario.rounds)  # noqa: E731
+            job(home, sites, main, passes=task.lossy(), task=module, seed=0)
+        except RunAborted:
+            task.ran.given_up = True
+        task.ran.models.append(task.last)
+        task.ran.heads = kept(home, task.ran)
+        return task.ran
+
+
+@dataclass(eq=False)
+class CollabTask:
+    """The federation of one process as a task of NVFlare."""
+
+    scenario: Scenario
+    federation: Any
+    ran: Ran
+    last: Any = None
+
+    def first(self):
+        from fedmerit.simulation.models import load_vector
+
+        load_vector(self.federation.network, self.federation.first)
+        return self.federation.network.state_dict()
+
+    def _load(self, arrays):
+        import torch
+
+        state = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+        self.federation.network.load_state_dict(state)
+        return self.federation.network
+
+    def value(self, arrays, test):
+        from fedmerit.simulation.utilities import evaluate
+
+        return evaluate(self._load(arrays), test.x, test.y, self.federation.config.scoring.utilities)
+
+    def gradient(self, arrays, test):
+        from fedmerit.nvflare import torch_scoring
+
+        utilities = self.federation.config.scoring.utilities
+        return torch_scoring(lambda: self.federation.network, utilities).gradient(arrays, test)
+
+    def train(self, model):
+        from nvflare.app_common.abstract.fl_model import FLModel
+        from nvflare.collab import collab
+
+        from fedmerit.nvflare.site import STEPS
+        from fedmerit.simulation.setup import seed_for
+        from fedmerit.simulation.training import train
+
+        name, number, config = collab.site_name, model.current_round + 1, self.federation.config
+        data = next(client for client in self.federation.clients if client.name == name)
+        network, before = self._load(model.params), np.concatenate([a.ravel() for a in model.params.values()])
+        train(network, data.x, data.y, self.federation.training, seed_for(config, "train", number, name))
+        after = {name: array.numpy().copy() for name, array in network.state_dict().items()}
+        self.ran.updates[number, name] = np.concatenate([a.ravel() for a in after.values()]) - before
+        return FLModel(params=after, meta={STEPS: len(data.y)})
+
+    def lossy(self):
+        lost = {(name_of(i), number): STAGES.index(stage) for i, number, stage in self.scenario.lost}
+
+        def passes(name, sent, answer):
+            ask = Ask.unpack(Parcel(sent["head"], sent["arrays"]))[0]
+            if arrives(lost, name, ask, b"") is None:
+                raise TimeoutError("no answer")
+            answered = answer()
+            whole = ask.exchange in ("check", "unmask") and isinstance(answered, bytes)
+            return arrives(lost, name, ask, answered) if whole else answered
+
+        return passes
+
+
 WAYS: dict[str, Way] = {
     "linear": Linear(),
     "local": Local(),
     "grid": InProcessGrid(),
+    "collab": InProcessCollab(),
 }

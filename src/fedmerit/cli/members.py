@@ -265,12 +265,23 @@ def member_state(
     to anybody: its signatures count. `fedmerit settle add` puts it into the ledger, and when the window is
     over, `fedmerit settle close` takes the signatures under the end.
     """
+    from fedmerit.carriers.folders import state
     from fedmerit.config import load_object
-    from fedmerit.flower.folders import state
 
     found = None if gradient is None else load_object(gradient, "--gradient")
-    name, kinds = state(key, roster, messages, found, out_, tuple(without or ()))
+    name, kinds = state(key, roster, messages, found, out_, tuple(without or ()), _shape)
     out.print(f"wrote {out_}: what {name} signs ({', '.join(kinds) or 'nothing'})")
+
+
+def _shape(engine: str) -> Any:
+    """Return the shape that makes what a user's gradient gets in a run of this engine."""
+    from fedmerit.carriers.shape import Shape
+
+    if not engine.startswith("flower"):
+        return Shape
+    from fedmerit.flower.codec import RecordShape
+
+    return RecordShape
 
 
 @settle_app.command("add")
@@ -280,7 +291,7 @@ def settle_add(folder: Run_, answers: Path, key: Server_ = None) -> None:
     DIR is the run folder, and ANSWERS a file that `fedmerit member state` wrote. Answers must carry their
     author's signature; who hands them in does not matter.
     """
-    from fedmerit.flower.folders import add
+    from fedmerit.carriers.folders import add
 
     _tell(add(folder, answers, key))
 
@@ -295,7 +306,7 @@ def settle_close(
     threshold must sign the end, and name those whom it leaves behind (`fedmerit member state --without`). Run
     this once without their files to write the messages that they sign, then with them.
     """
-    from fedmerit.flower.folders import close
+    from fedmerit.carriers.folders import close
 
     _tell(close(folder, key, signed or ()))
 

@@ -23,7 +23,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -371,6 +371,17 @@ class ClientData:
     x: Images
     y: Labels
     behaviour: Behaviour = "honest"
+    held_out: tuple[Images, Labels] | None = None  # by which it judges in a panel; not in x and y
+
+
+def hold_out(client: ClientData, part: float, rng: np.random.Generator) -> ClientData:
+    """Take a part of a client's samples out of its training: by these it judges the others."""
+    order, count = rng.permutation(len(client.y)), round(part * len(client.y))
+    held, rest = np.sort(order[:count]), np.sort(order[count:])
+    if not len(held) or not len(rest):
+        problem = f"client {client.name!r} has {len(client.y)} samples, of which {count} would be held out"
+        raise DataError.at("panel.held_out", problem)
+    return replace(client, x=client.x[rest], y=client.y[rest], held_out=(client.x[held], client.y[held]))
 
 
 def label_noise(y: Labels, rate: float, classes: int, rng: np.random.Generator) -> Labels:

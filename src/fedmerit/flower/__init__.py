@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from fedmerit.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from fedmerit.flower.client import Place, member_of, place_of, secure
-    from fedmerit.flower.folders import last_model, rehearsal
-    from fedmerit.flower.measures import torch_scoring
-    from fedmerit.flower.server import Contributions
+    from fedmerit.carriers.door import Place
+    from fedmerit.carriers.folders import rehearsal
+    from fedmerit.carriers.measures import torch_scoring
+    from fedmerit.flower.client import member_of, place_of, secure
+    from fedmerit.flower.server import Contributions, last_model
     from fedmerit.protocol.terms import cautious, everybody
 
 __all__ = [
@@ -23,10 +24,11 @@ __all__ = [
 ]  # fmt: skip
 
 _LATER = {
-    "fedmerit.flower.client": ("Place", "member_of", "place_of", "secure"),
-    "fedmerit.flower.folders": ("last_model", "rehearsal"),
-    "fedmerit.flower.measures": ("torch_scoring",),
-    "fedmerit.flower.server": ("Contributions",),
+    "fedmerit.carriers.door": ("Place",),
+    "fedmerit.carriers.folders": ("rehearsal",),
+    "fedmerit.carriers.measures": ("torch_scoring",),
+    "fedmerit.flower.client": ("member_of", "place_of", "secure"),
+    "fedmerit.flower.server": ("Contributions", "last_model"),
     "fedmerit.protocol.terms": ("cautious", "everybody"),
 }
 

@@ -12,49 +12,34 @@ SuperNode runs any app, with the rights of its user and the paths of its node co
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedmerit import errors
+from fedmerit.carriers.door import Place, check_update, invites, named, participant, refusal
+from fedmerit.carriers.measures import Gradient, Value
+from fedmerit.carriers.shape import Shape
 from fedmerit.config import Config
-from fedmerit.errors import BoundError, ConfigError, FedmeritError, KeyFileError, MessageError, RefusedError
+from fedmerit.errors import ConfigError, MessageError, RefusedError
 from fedmerit.flower import codec
-from fedmerit.flower.codec import BYTES, Shape
-from fedmerit.flower.measures import Gradient, Value, evaluator, slope_of
-from fedmerit.identity import Roster, load_key, public_key, read_roster
-from fedmerit.protocol.direction import Gradient as PathGradient
-from fedmerit.protocol.direction import along_path
-from fedmerit.protocol.member import REFUSED, Participant
-from fedmerit.protocol.messages import Ask, Parcel
+from fedmerit.flower.codec import BYTES, RecordShape
+from fedmerit.identity import read_roster
+from fedmerit.protocol.member import Participant
+from fedmerit.protocol.messages import Parcel
 from fedmerit.protocol.outcome import Trained, Work
 from fedmerit.protocol.terms import FLOWER, SIMULATED, cautious
-from fedmerit.storage.member_state import MemberFiles
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 METRICS = "metrics"
 LOGGED = "fedmerit.logged"
 """The record in the node's state that says which log lines of this run are not to be repeated."""
 log = logging.getLogger("fedmerit")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a member's key and roster are; in a rehearsal, whoever starts the run chooses the folder."""
-
-    key: Path
-    roster: Path
-    rehearsal: bool = False
 
 
 def place_of(context: Context) -> Place:
@@ -85,20 +70,6 @@ def place_of(context: Context) -> Place:
 def member_of(context: Context, place: Callable[[Context], Place] = place_of) -> str:
     """Return the name of this node's member, from its key and roster: it trains as the member it signs as."""
     return named(place(context))[0]
-
-
-def named(place: Place) -> tuple[str, Ed25519PrivateKey, Roster]:
-    """Return the name of the member whose key this is, the key, and the roster that lists it."""
-    identity, roster = load_key(place.key), read_roster(place.roster)
-    for member in roster.members:
-        if member.key == public_key(identity):
-            return member.name, identity, roster
-    raise KeyFileError(f"{place.key}: not the key of a member on the roster {place.roster}")
-
-
-def path_gradient(gradient: Gradient, shape: Any, utility: str) -> PathGradient:
-    """Return a user's gradient along a path, for models of the shape that a member stored."""
-    return along_path(slope_of(gradient, Shape.load(shape)))
 
 
 @dataclass(frozen=True)
@@ -161,26 +132,16 @@ class Secured(ClientApp):
             data = codec.take(message.content)
             return self._answer(data, message, context, kind)
         except Exception as error:
-            if isinstance(error, errors.VersionError):  # whoever runs the server must know what to install
-                log.warning("refuses a message: %s", error)
+            refused = refusal(error, data)
+            if refused is error:
                 raise
-            if data is not None and isinstance(error, FedmeritError) and _invites(data):
-                if not isinstance(error, errors.StoreError | KeyFileError):
-                    raise
-                log.warning("does not join: %s", error)
-                told = "cannot use its key or files; its own log says which"
-                raise RefusedError(told, stage="join", logged=True) from None
-            if not isinstance(error, FedmeritError):
-                log.exception("refuses a message: this member's own code failed")
-            elif not (isinstance(error, RefusedError) and error.logged):  # otherwise it is in the log already
-                log.warning("refuses a message: %s", error)
-            raise RefusedError(REFUSED, logged=True) from None
+            raise refused from None
 
     def _answer(self, data: Parcel, message: Message, context: Context, kind: str) -> Message:
         del message.content[BYTES]
         metrics: list[MetricRecord] = []
         place = self.place(context)
-        if place.rehearsal and _invites(data):
+        if place.rehearsal and invites(data):
             log.warning("a rehearsal: the run names %s, so whoever started it holds this key too", place.key)
         member = self._member(place, context)
         work = partial(self._work, message, context, member.run_config, metrics) if kind == "train" else None
@@ -210,22 +171,20 @@ class Secured(ClientApp):
         return reply
 
     def _member(self, place: Place, context: Context) -> Participant:
-        name, identity, roster = named(place)
-        return Participant(
-            *(name, identity, roster, partial(MemberFiles, place.key, identity)),
-            lambda shape, utilities: evaluator(self.value, Shape.load(shape), utilities),
+        return participant(
+            *(place, self.value, self.gradient, RecordShape),
+            engines=(FLOWER, SIMULATED),
             accept=self.accept,
             seed=self.seed,
             run_config=codec.config_digest(context.run_config),
-            engines=(FLOWER, SIMULATED) if place.rehearsal else (FLOWER,),
-            gradients=None if self.gradient is None else partial(path_gradient, self.gradient),
         )
 
     def _work(self, message: Message, context: Context, config: bytes, metrics: list[MetricRecord]) -> Work:
         """Return the model in a message, and the user's training of it."""
-        shape = Shape.of(codec.only_arrays(message.content))
+        shape = RecordShape.of(codec.only_arrays(message.content))
         train = partial(self._train, shape, message, context, metrics)
-        return Work(shape.vector, codec.digest(message, config), train, partial(self._check, shape))
+        check = partial(check_update, shape, self.weighted_by)
+        return Work(shape.vector, codec.digest(message, config), train, check)
 
     def _train(self, shape: Shape, message: Message, context: Context, shared: list[MetricRecord]) -> Trained:
         """Run the user's training on a message as the strategy made it; append the metrics it shares."""
@@ -246,42 +205,6 @@ class Secured(ClientApp):
             shared.append(MetricRecord(listed_metrics))
         return Trained(after - m0, samples, shape.dump())
 
-    def _check(self, shape: Shape, trained: Trained, config: Config) -> None:
-        """Raise an error that this member's owner can act on if an update cannot be masked."""
-        bound, largest = config.secure_aggregation.bound, shape.largest(trained.delta)
-        if broken := [name for name, change in largest.items() if not math.isfinite(change)]:
-            told = f"training left numbers that are not finite in {codec.listed(broken)}"
-            raise BoundError(told, stage="masked")
-        if beyond := {name: change for name, change in largest.items() if change > bound}:
-            names = sorted(beyond, key=beyond.__getitem__, reverse=True)
-            statistics = any("running_" in name for name in beyond)
-            usual = " (running statistics of BatchNorm, the usual ones)" if statistics else ""
-            raise BoundError(
-                f"the update lies beyond the bound {bound:g}: training changed a number of "
-                f"{codec.listed(names)}{usual} by {beyond[names[0]]:g}; if that is intended, the server has "
-                "to use a larger secure_aggregation.bound",
-                stage="masked",
-            )
-        if config.weighing == "secret":
-            self._check_samples(trained.samples, config.training.weight_cap)
-
-    def _check_samples(self, samples: float | None, cap: int) -> None:
-        name = self.weighted_by
-        if samples is None:
-            raise BoundError(
-                f"training returned no metric {name!r}, by which this run weighs members: put the number of "
-                f"training samples there, or name the metric that holds it in secure(..., weighted_by=...)",
-                stage="masked",
-            )
-        whole = float(samples).is_integer()
-        if not (whole and 1 <= samples <= cap):
-            larger = "the server has to use a larger training.weight_cap"
-            raise BoundError(
-                f"the metric {name!r} must be the number of training samples, a whole number from 1 to {cap},"
-                f" got {samples:g}: {larger if whole and samples > cap else 'put that number there'}",
-                stage="masked",
-            )
-
     def _shared(self, metrics: MetricRecord, context: Context, step: str) -> dict[str, Any]:
         """Return the metrics that may leave; once per run, the log names those that do not."""
         logged = context.state.config_records.get(LOGGED, ConfigRecord())
@@ -293,14 +216,6 @@ class Secured(ClientApp):
             )
             context.state[LOGGED] = ConfigRecord({**logged, step: True})
         return {key: metrics[key] for key in self.shared if key in metrics}
-
-
-def _invites(data: Parcel) -> bool:
-    """Return whether this asks to join: the server may learn why a node cannot join."""
-    try:
-        return Ask.unpack(data)[0].exchange == "join"
-    except MessageError:
-        return False
 
 
 def _metrics(content: RecordDict) -> MetricRecord:

@@ -16,60 +16,36 @@ from typing import Any
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
+from fedmerit.carriers.attendance import LONG, POLL, Attendance
 from fedmerit.config import VERSION
-from fedmerit.errors import ProtocolError, RunAborted
-from fedmerit.flower.codec import QUERY, Shape, answer_in, digest, listed, only_arrays, put
-from fedmerit.protocol.coordinator import Coordinator
+from fedmerit.errors import ProtocolError
+from fedmerit.flower.codec import QUERY, RecordShape, answer_in, digest, only_arrays, put
 from fedmerit.protocol.messages import PROTOCOL, Exchange, Parcel
-from fedmerit.protocol.outcome import Model, Outcome
-from fedmerit.protocol.settler import SETTLING
-from fedmerit.protocol.terms import least_scheduled, task_of
+from fedmerit.protocol.outcome import Model
+from fedmerit.protocol.terms import least_scheduled
 
 log = logging.getLogger("fedmerit")
-POLL = 0.25
-"""Seconds between two polls for replies; Flower's own send_and_receive waits 3."""
-AGAIN = 15.0
-"""Seconds until a node that refused an invitation is invited again; the wait doubles each time."""
 SAME = 0.1
 """Seconds for which the list of nodes is kept: a strategy that samples first asks how many, then who."""
-TOLD = 60.0
-"""Seconds between two log lines that say whom the server waits for."""
-IN_A_ROW = 3
-"""Aborted rounds in a row after which a run is given up; a short outage costs one or two."""
-LONG = ("train", "report", "open", "agree", "witness", "table")
-"""Exchanges in which a member computes: `timeout` of `start` applies, not the patience for an answer."""
 PLAIN = "No query function registered"
 """What Flower says for an app that knows nothing of fedmerit."""
 UNAVAILABLE = 5
 """Flower's error code for a node that is gone."""
 
 
-@dataclass(eq=False, repr=False)
-class SecureGrid(Grid):
-    """Carries a coordinator's exchanges over another Grid."""
+@dataclass(eq=False, repr=False, kw_only=True)
+class SecureGrid(Attendance, Grid):
+    """Carries a coordinator's exchanges over another Grid; ``timeout`` is that of the last train step."""
 
     grid: Grid  # Flower's
-    shape: Shape  # the model's; members get these types, even if a strategy has changed those of integers
-    patience: float  # seconds to wait for an answer that needs neither training nor evaluation
-    join: float  # seconds to wait for members to come back if too few are present for a round
+    shape: RecordShape  # members get these types, even if a strategy has changed those of integers
     weighted_by: str  # the metric that the strategy averages by
     available: int = 0  # how many members the strategy waits for before it begins a round
-    timeout: float | None = None  # for members who compute, until a train step brings the strategy's own
-    coordinator: Coordinator = field(init=False)  # made with this grid as its transport
-    nodes: dict[str, int] = field(default_factory=dict)  # members who are present
-    rounds: int = 0
-    model: Model | None = None  # after the last round
-    seconds: dict[str, list[float]] = field(default_factory=dict)  # by exchange, for measurements
-    _waits: int = 0  # waits without success since the last round began
-    _refused: dict[int, tuple[float, float]] = field(default_factory=dict)  # node -> next invitation, wait
     _invited: dict[str, int] = field(default_factory=dict)  # message id -> node
     _train: dict[str, Message] = field(default_factory=dict)  # the strategy's messages of the round
     _metrics: dict[str, MetricRecord] = field(default_factory=dict)
     _looked: float = -math.inf  # when the strategy last got the list of nodes
-    _noted: int = 0  # number of notes before this round
-    _logged: set[str] = field(default_factory=set)  # metrics of which the log says that they are not shared
-    _declined: set[str] = field(default_factory=set)  # who refused in the settlement
-    _await_until: float | None = None  # when the wait for members who are away ends
+    go_on = "to go on from the last model, see fedmerit.flower.last_model"
 
     # ----------------------------------------------------------------------------------------- for a strategy
 
@@ -89,44 +65,9 @@ class SecureGrid(Grid):
             return list(self.nodes.values())
         config = self.coordinator.config
         least = max(least_scheduled(config), self.available) if self.rounds else 0
-        enough = self._wait(config.clients, least, time.monotonic() + self.join)
-        self._waits = 0 if enough else self._waits + 1
-        if self._waits >= IN_A_ROW:  # a strategy that needs more nodes would ask forever
-            counts = f"{len(self.nodes)} members are present, {least} are needed"
-            raise self._given_up(f"{counts}; waited {IN_A_ROW} times for {self.join:g} s")
+        self.enough(least)
         self._looked = time.monotonic()
         return list(self.nodes.values())
-
-    def gather(self, least: int) -> None:
-        """Wait until everybody has joined or ``join`` seconds have passed; raise if too few have joined."""
-        names = self.coordinator.config.clients
-        self._wait(names, len(names), time.monotonic() + self.join)
-        if len(self.nodes) < least:
-            raise ProtocolError(
-                f"{len(self.nodes)} of {len(names)} members joined within {self.join:g} s, {least} are needed"
-                + "".join(f"; {note}" for note in self.coordinator.refused[:3]),
-                stage="join",
-            )
-
-    def _wait(self, names: Sequence[str], least: int, until: float) -> bool:
-        """Invite, and wait until so many of these members are present; return whether they are."""
-        logged = time.monotonic()
-        while True:
-            self._welcome()
-            away = [name for name in names if name not in self.nodes]
-            present = len(names) - len(away)
-            if present >= least or time.monotonic() > until:
-                return present >= least
-            logged = self._log_wait(logged, f"{present} present, {least} needed", away)
-            time.sleep(POLL)
-
-    def _log_wait(self, logged: float, state: str, names: Iterable[str]) -> float:
-        """Log about once a minute whom the server waits for; return the time of the last such line."""
-        now = time.monotonic()
-        if now < logged + TOLD:
-            return logged
-        log.info("round %d: %s, waiting for %s", self.rounds, state, ", ".join(names))
-        return now
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Pass messages on to Flower's grid; refuse train messages, which would bring plain updates."""
@@ -162,64 +103,9 @@ class SecureGrid(Grid):
             if not _same(message, first) and digest(message, run_config) != extra:
                 told = "the strategy sends it a message that differs from the others"
                 raise ProtocolError(told, member=name)
-        self.rounds, self._waits, self._looked = self.rounds + 1, 0, -math.inf
-        model = self.coordinator.round(self.rounds, m0, tuple(self._train), extra)
-        self.model = m0 if model is None else model
-        if model is None:
-            self._check_going()
-            return []
-        outcome = self.coordinator.outcome
-        assert outcome is not None
-        self._check_rounding(outcome, m0)
-        return [self._reply(first, outcome)]
-
-    def _check_rounding(self, outcome: Outcome, m0: Model) -> None:
-        """Note, once per run, which arrays training changed by less than the sum was rounded by."""
-        config, moved = self.coordinator.config, outcome.model - m0
-        step = task_of(config, outcome.bound_to["m"], moved.size, tuple(self._train)).encoding.step
-        # the standard deviation of rounding, at most
-        rounding = step / 2 * math.sqrt(len(outcome.included)) / outcome.total_weight
-        lost = {name: size for name, size in self.shape.typical(moved).items() if 0 < size < 2 * rounding}
-        if lost and "rounding" not in self._logged:
-            self._logged.add("rounding")
-            remedy = f"a smaller secure_aggregation.bound (it is {config.secure_aggregation.bound:g})"
-            if config.weighing == "secret":
-                remedy += f" or training.weight_cap (it is {config.training.weight_cap:g})"
-            self.coordinator.note(
-                f"round {self.rounds}: rounding, {rounding:.1e}, hides what training changed in "
-                f"{listed([*lost])}, {max(lost.values()):.1e}: expected {remedy}"
-            )
-
-    def _check_going(self) -> None:
-        """Raise `RunAborted` if the last `IN_A_ROW` rounds were aborted and more are to come."""
-        last = self.coordinator.recorder.rounds[-IN_A_ROW:]
-        more = self.rounds < self.coordinator.config.training.rounds
-        if more and len(last) == IN_A_ROW and all(round_.aborted for round_ in last):
-            raise self._given_up(f"{IN_A_ROW} rounds in a row were aborted")
-
-    def check_closed(self) -> None:
-        """Close the last round; raise `RunAborted` if there were rounds but none was closed."""
-        self.coordinator.acknowledge()
-        rounds = self.coordinator.recorder.rounds
-        if rounds and all(round_.aborted for round_ in rounds):
-            raise self._given_up("no round was closed")
-
-    def _given_up(self, reason: str) -> RunAborted:
-        """Return an error that says which rounds were aborted, why, and who caused the last of them."""
-        self.coordinator.acknowledge()
-        rounds, config = self.coordinator.recorder.rounds, self.coordinator.config
-        closed = tuple(round_.number for round_ in rounds if not round_.aborted)
-        aborted = tuple(round_.number for round_ in rounds if round_.aborted)
-        before = [round_ for round_ in rounds[-IN_A_ROW:-1] if round_.aborted]
-        causes = [f"round {round_.number} aborted: {round_.aborted}" for round_ in before]
-        causes += self.coordinator.refused[self._noted :]  # also who was away, declined or was refused
-        if away := [name for name in config.clients if name not in self.nodes]:
-            causes.append(f"missing: {', '.join(away)}")
-        counts = f"{len(aborted)} of {config.training.rounds} rounds aborted, {len(closed)} closed"
-        if closed:
-            counts += ", which stay valid: to go on from the last model, see fedmerit.flower.last_model"
-        text = f"{reason} ({counts}); {'; '.join(dict.fromkeys(causes))}"
-        return RunAborted(text, closed=closed, aborted=aborted)
+        self._looked = -math.inf
+        model = self.take(m0, tuple(self._train), extra)
+        return [] if model is None else [self._reply(first, model)]
 
     def _restore(self, message: Message) -> None:
         """Restore the first model's types and integers in a message, because averaging changes them."""
@@ -229,10 +115,10 @@ class SecureGrid(Grid):
             if any(record[name].dtype != array.dtype.name for name, array in self.shape.arrays.items()):
                 message.content[key] = self.shape.record(self.shape.read(record))
 
-    def _reply(self, message: Message, outcome: Outcome) -> Message:
+    def _reply(self, message: Message, model: Model) -> Message:
         """Return what an averaging strategy sees as the only reply: M, with a weight of 1."""
         means = MetricRecord({self.weighted_by: 1})
-        records = [self._metrics[name] for name in outcome.included if name in self._metrics]
+        records = [self._metrics[name] for name in self.outcome.included if name in self._metrics]
         shared = dict.fromkeys(key for record in records for key in record if key != self.weighted_by)
         for key in shared:
             numbers = [record.get(key) for record in records]
@@ -245,7 +131,7 @@ class SecureGrid(Grid):
             log.warning("the strategy does not get the training metrics %s: %s", ", ".join(withheld), rule)
             self._logged |= {*withheld}
         key = next(iter(message.content.array_records))
-        content = RecordDict({key: self.shape.record(outcome.model), "metrics": means})
+        content = RecordDict({key: self.shape.record(model), "metrics": means})
         return Message(content, reply_to=message)
 
     def _log_unshared(self, replies: Sequence[Message]) -> None:
@@ -262,23 +148,6 @@ class SecureGrid(Grid):
             log.info("the strategy gets no %s metrics: %s", step, rule)
 
     # -------------------------------------------------------------------------------------- for a coordinator
-
-    def expected(self, number: int) -> Sequence[str]:
-        """Return the members who are present; in every round the strategy schedules some of them."""
-        self._welcome()
-        return list(self.nodes)
-
-    def awaited(self, names: Sequence[str]) -> Sequence[str]:
-        """Wait for members who are away at the settlement, ``join`` seconds in all; return who is back.
-
-        Members who refused are not waited for.
-        """
-        if self._await_until is None:
-            self._await_until = time.monotonic() + self.join
-        away = [name for name in names if name not in self.nodes and name not in self._declined]
-        if away:
-            self._wait(away, 1, self._await_until)
-        return [name for name in away if name in self.nodes]
 
     def exchange(self, kind: Exchange, asks: Mapping[str, Parcel]) -> Iterator[tuple[str, bytes]]:
         """Send, and yield answers that come in time; a member who gives none is away until it rejoins."""
@@ -332,21 +201,6 @@ class SecureGrid(Grid):
         self._refused.pop(self.nodes[name], None)
         return data
 
-    def _refuses(self, name: str, kind: Exchange, reason: str) -> None:
-        """Take a member out of this round until it joins again, which it may do at once the first time.
-
-        The reports end a round, so a member who fails to report stays and is asked for keys of the next one.
-        """
-        self.coordinator.note(f"{name}: {reason}")
-        if kind in SETTLING:
-            self._declined.add(name)
-        elif kind not in ("report", "close"):
-            self._put_off(self.nodes.pop(name), 0.0)
-
-    def _gone(self, name: str, reason: str) -> None:
-        if self.nodes.pop(name, None) is not None:
-            self.coordinator.note(f"{name} is away: {reason}")
-
     def _welcome(self) -> None:
         """Invite unknown nodes and admit those that have answered, without waiting."""
         connected, now = set(self.grid.get_node_ids()), time.monotonic()
@@ -367,26 +221,11 @@ class SecureGrid(Grid):
                     self._stranger(node, f"{reason} ({by}{hint})")
                 continue
             try:
-                name = self.coordinator.admit(str(node), answer_in(reply.content))
+                answer = answer_in(reply.content)
             except Exception as error:  # a stranger may send anything
                 self._stranger(node, str(error))
                 continue
-            if (other := self.nodes.get(name)) in connected:
-                twice = f"it signs with the key of {name}, who has joined already, at node {other}"
-                why = f"{name} was started again, or one of the two machines has another member's key file"
-                self._stranger(node, f"{twice}: {why}")
-            else:
-                self.nodes[name] = node
-
-    def _stranger(self, node: int, reason: str) -> None:
-        """Note that a node does not take part, and invite it again later, in case somebody fixes it."""
-        self._put_off(node, AGAIN)
-        self.coordinator.note(f"node {node} does not take part: {reason}")
-
-    def _put_off(self, node: int, first: float) -> None:
-        """Delay the next invitation, longer each time until the node answers an exchange."""
-        wait = self._refused.get(node, (0.0, first))[1]
-        self._refused[node] = time.monotonic() + wait, max(2 * wait, AGAIN)
+            self._admit(node, answer, connected)
 
 
 def _is_number(value: object) -> bool:

@@ -18,55 +18,34 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 import traceback
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from fedmerit.config import SECTIONS, Config, as_toml, check_schedule, from_dict, of_folder, parse, text_in
-from fedmerit.errors import ConfigError, DataError, SettlementError, StoreError
-from fedmerit.flower.codec import Shape, log_inside_flower
-from fedmerit.flower.folders import SETTLE, Notes, make_free
+from fedmerit.carriers.folders import last_vector
+from fedmerit.carriers.host import Host
+from fedmerit.carriers.measures import Gradient, Value, check_slope, evaluator, slope_of
+from fedmerit.config import check_schedule, of_folder
+from fedmerit.errors import ConfigError, SettlementError
+from fedmerit.flower.codec import RecordShape, log_inside_flower
 from fedmerit.flower.grid import SecureGrid
-from fedmerit.flower.measures import Gradient, Value, check_slope, definition, evaluator, slope_of
-from fedmerit.identity import PREFIX, Roster, load_key, new_key, public_key, read_roster
-from fedmerit.ledger.chain import LEDGER
-from fedmerit.ledger.run import Run, replay
 from fedmerit.protocol.clearing import finish
-from fedmerit.protocol.coordinator import Coordinator
-from fedmerit.protocol.direction import Slope, along_path
-from fedmerit.protocol.messages import LEAST_SAMPLES
-from fedmerit.protocol.outcome import Evaluations
-from fedmerit.protocol.pool import KEY_BYTES, Pool, Sampling, apart, order_of, parts_of
-from fedmerit.protocol.terms import FLOWER, SIMULATED, least_scheduled, proposed
+from fedmerit.protocol.pool import Pool
+from fedmerit.protocol.terms import FLOWER, SIMULATED, least_scheduled
 from fedmerit.report.page.html import page_of_run
-from fedmerit.settings import Payment
-from fedmerit.storage.checks import check_sums
-from fedmerit.storage.recorder import LedgerRecorder, resumed
-from fedmerit.storage.run_folder import (
-    ARCHIVE,
-    Folder,
-    FolderArchive,
-    OpenedSamples,
-    keep_pool_key,
-    stored_pool_key,
-)
-from fedmerit.verify import verified_run
+from fedmerit.storage.run_folder import ARCHIVE, Folder, FolderArchive
 
 log = logging.getLogger("fedmerit")
-NEW_KEY = "make a key (fedmerit keys new --server server.pem)"
 
 
-class Contributions:
+class Contributions(Host):
     """Secure aggregation and contribution scores around a strategy that averages.
 
     Args:
@@ -108,17 +87,14 @@ class Contributions:
     ) -> None:
         log_inside_flower()
         check_strategy(strategy)
-        self.strategy, self.value, self.gradient, self.folder = strategy, value, gradient, Path(folder)
-        self.roster = read_roster(roster)
-        self.server_key = server_key_of(self.roster, roster, server_key)
-        self.test, self.patience, self.join, self.page = test, patience, join, page
-        measured = getattr(value or gradient, "utilities", ["value"])
-        self._settings = settings_of(config, self.roster, gradient, measured)
+        self.strategy = strategy
+        super().__init__(
+            roster=roster, test=test, value=value, folder=folder, gradient=gradient, config=config,
+            patience=patience, join=join, page=page, server_key=server_key,
+        )  # fmt: skip
+        self.optimiser = aggregator(strategy) is not FedAvg
         self._settings["participation"] = {"fraction": self._fraction()}
         check_schedule(self._config(1)[0])  # wrong settings are found now
-        self.scores: dict[str, Any] = {}
-        self.notes: list[str] = []
-        self.seconds: dict[str, list[float]] = {}
         self._made = True
 
     def __getattr__(self, name: str) -> Any:
@@ -151,34 +127,11 @@ class Contributions:
             RunAborted: no round was closed, or several in a row were aborted and more were to come. The
                 content of the folder is sound, and closed rounds stay valid.
         """
-        if self.roster.server is None and engine_of(grid) == FLOWER:
-            raise ConfigError.at(
-                "roster",
-                "names no server, and members of a run between machines refuse that, because anybody "
-                f"could be their server; {NEW_KEY}, and put it on the roster: fedmerit keys roster --server "
-                "for a new one, fedmerit keys propose for one that members have taken part under",
-            )
-        config, text = self._config(num_rounds)
-        shape = Shape.of(initial_arrays)
-        for name in shape.left_out:
-            log.warning("array %r is not summed, because it holds no floats: it stays as it is", name)
-        pool = self._pool(config, secrets.token_bytes(KEY_BYTES))
-        evaluate = self.value and evaluator(self.value, shape, config.scoring.utilities)
-        if evaluate is not None:  # finds errors in it before anybody trains
-            for name, values in evaluate(shape.vector, pool.first).items():
-                Sampling(pool.balanced).check(name, values, pool.first)
-        slope = slope_of(self.gradient, shape) if self.gradient and config.settles else None
-        if slope is not None:
-            check_slope(slope, evaluate, shape.vector, pool.settlement(), config.scoring.utilities[0])
-            if opened := self._opened(grid):
-                opened.check(pool.settlement())
-        make_free(self.folder)
-        with Folder(self.folder, config, text=text) as folder:
-            recorder = self._recorder(folder, config, text, pool, engine_of(grid))
-            recorder.begin(shape.vector)
-            secure = self._grid(recorder, pool, grid, shape, evaluate and Evaluations(evaluate), slope)
+        shape = RecordShape.of(initial_arrays)
+        secure = self._grid(grid, shape)
+        with self._new(engine_of(grid), shape, num_rounds, secure) as recorder:
             coordinator = secure.coordinator
-            secure.gather(max(least_scheduled(config), secure.available))
+            secure.gather(max(least_scheduled(coordinator.config), secure.available))
             try:
                 options |= {"num_rounds": num_rounds, "timeout": timeout}
                 result = self.strategy.start(grid=secure, initial_arrays=initial_arrays, **options)
@@ -217,8 +170,14 @@ class Contributions:
             SettlementError: the run was not settled, or cannot be.
             StoreError: the folder holds no such run, or a file of it is gone or damaged.
         """
-        config, run = self._begun(grid)
-        shape, path = Shape.of(initial_arrays), self.folder.resolve()
+        engine = engine_of(grid)
+        config, run = self._begun(engine)
+        shape, path = RecordShape.of(initial_arrays), self.folder.resolve()
+        if not (recorded := of_folder(path)).settles or self.gradient is None:
+            raise ConfigError(
+                f"settle: expected a run whose members settle, and its gradient; the run in {path} has "
+                f"method={recorded.scoring.method!r}" + (", no gradient was given" * (self.gradient is None))
+            )
         with Folder(self.folder, config, resume=True) as folder:
             end = run.end
             if end is not None:
@@ -226,12 +185,10 @@ class Contributions:
                 if run.seen >= {*self.roster.names}:
                     return
             recorder, pool = self._taken_up(folder, config, run)
-            if opened := self._opened(grid):
+            if opened := self._opened(engine):
                 opened.check(pool.settlement(), recorder.run)
-            assert self.gradient is not None
-            slope = slope_of(self.gradient, shape)
-            secure = self._grid(recorder, pool, grid, shape, None, slope, timeout)
-            coordinator = secure.coordinator
+            slope, secure = slope_of(self.gradient, shape), self._grid(grid, shape, timeout)
+            coordinator = self._coordinator(recorder, pool, secure, None, slope)
             if end is not None:  # a server that was killed then has not asked everybody to sign it
                 secure.gather(0)
                 coordinator.seal([name for name in secure.nodes if name not in run.seen], end.digest.hex())
@@ -240,16 +197,7 @@ class Contributions:
             summed = cut is not None and archive.has("round", cut.number)
             if all(closed.aborted for closed in recorder.rounds) and not summed:
                 raise SettlementError(f"{path}: no round has a sum: nothing to settle", code="no-rounds")
-            if cut is not None:  # of a first round with a sum, the model before it is in the archive
-                before = recorder.model_after(recorder.rounds[-1]) if recorder.rounds else shape.vector
-                coordinator.take_up(cut, before)
-            check_sums(archive, replay(folder.ledger))
-            model = recorder.model_after(recorder.rounds[-1])
-            if model.shape != shape.vector.shape:
-                raise ConfigError(
-                    f"initial_arrays: expected {model.size} numbers, as the model of round "
-                    f"{len(recorder.rounds)} in {path} has, got {shape.vector.size}"
-                )
+            model = self._taken_over(recorder, coordinator, shape.vector)
             if not recorder.recorded("opening"):
                 evaluate = self.value and evaluator(self.value, shape, config.scoring.utilities)
                 check_slope(slope, evaluate, model, pool.settlement(), config.scoring.utilities[0])
@@ -267,88 +215,20 @@ class Contributions:
         if self.page:
             log.info("%s", page_of_run(self.folder))
 
-    def _begun(self, grid: Grid) -> tuple[Config, Run]:
-        """Return the settings, and the run in the folder, which must verify.
-
-        Raises:
-            ConfigError: it is a run of another engine, method or roster.
-            StoreError: the folder holds no run.
-        """
-        path = self.folder.resolve()
-        if not (path / LEDGER).is_file():
-            raise StoreError(f"{path}: expected the folder of a run to settle, found no {LEDGER}")
-        run = verified_run(path)
-        config, first = of_folder(path), run.first
-        if not config.settles or self.gradient is None:
-            raise ConfigError(
-                f"settle: expected a run whose members settle, and its gradient; the run in {path} has "
-                f"method={config.scoring.method!r}" + (", no gradient was given" * (self.gradient is None))
-            )
-        if first.engine != (here := engine_of(grid)):
-            raise ConfigError(f"settle: the run in {path} took place in {first.engine!r}, this is {here!r}")
-        if first.terms["roster"] != self.roster.hash.hex():
-            raise ConfigError(
-                f"roster: expected that of the run in {path}, {first.terms['roster']}, got "
-                f"{self.roster.hash.hex()}: members answer in a run only under the roster it began with"
-            )
-        return self._config(config.training.rounds)[0], run
-
-    def _check_settled(self, run: Run) -> None:
-        """Say that a run which is over is settled; raise SettlementError if it is not."""
-        path, account = self.folder.resolve(), run.account
-        if account is None:
-            code = (run.settlement and run.settlement.why) or "unfinished"
-            raise SettlementError(f"{path}: the run has ended, and it was not settled ({code})", code=code)
-        awaited = ", ".join((*account.missing, *account.unproved))
-        late = f"; answers of {awaited} are still taken (fedmerit settle add)"
-        log.info("%s: settled before%s", path, "" if account.final else late)
-
-    def _taken_up(self, folder: Folder, config: Config, run: Run) -> tuple[LedgerRecorder, Pool]:
-        """Return the recorder of a run that was begun, and its test pool, which stays as it was committed."""
-        path, commitment = folder.path, run.pool
-        recorder = resumed(run, folder, config, self.roster, self.server_key)
-        pool = self._pool(config, stored_pool_key(path))
-        if pool.commitment["utility"] != commitment["utility"]:
-            raise ConfigError(f"value: not the function, or the utilities, that the run in {path} began with")
-        if pool.commitment != dict(commitment):
-            raise DataError(
-                f"test: expected the {commitment['size']} samples, in the same order, that were committed to "
-                f"before round 1 of the run in {path}, and {len(pool)} samples that differ were given"
-            )
-        return recorder, pool
-
-    def _grid(
-        self,
-        recorder: LedgerRecorder,
-        pool: Pool,
-        grid: Grid,
-        shape: Shape,
-        measure: Evaluations | None,
-        slope: Slope | None,
-        timeout: float | None = None,
-    ) -> SecureGrid:
-        """Return the grid of a run, with the coordinator that it serves."""
-        weighted_by = getattr(self.strategy, "weighted_by_key", "num-examples")
-        available = int(getattr(self.strategy, "min_available_nodes", 0))
-        secure = SecureGrid(grid, shape, self.patience, self.join, weighted_by, available, timeout)
-        path, opened = recorder.folder.path, self._opened(grid)
-        coordinator = Coordinator(
-            *(recorder, pool, secure, measure),
-            refused=Notes(path / "notes.txt"),
-            defers=True,
-            gradient=slope and along_path(slope),
-            archive=FolderArchive(path / ARCHIVE),
-            awaited=secure.awaited,
-            opening=None if opened is None else partial(opened.add, path, recorder.run),
+    def _grid(self, grid: Grid, shape: RecordShape, timeout: float | None = None) -> SecureGrid:
+        """Return the grid of a run; its coordinator comes later."""
+        return SecureGrid(
+            grid=grid,
+            shape=shape,
+            patience=self.patience,
+            join=self.join,
+            weighted_by=getattr(self.strategy, "weighted_by_key", "num-examples"),
+            available=int(getattr(self.strategy, "min_available_nodes", 0)),
+            timeout=timeout,
         )
-        secure.coordinator, self.notes, self.seconds = coordinator, coordinator.refused, secure.seconds
-        return secure
 
-    def _opened(self, grid: Grid) -> OpenedSamples | None:
-        """Return what this server has shown to these members; None in a simulation."""
-        if self.server_key is None or engine_of(grid) != FLOWER:
-            return None
-        return OpenedSamples(self.server_key.resolve(), self.roster)
+    def _averaging(self) -> str:
+        return type(self.strategy).__name__
 
     def _end_early(self, secure: SecureGrid) -> None:
         """Close the ledger of a run that an error ended between two rounds, and ask the members to sign it.
@@ -364,14 +244,6 @@ class Contributions:
             self._tell_unsettled(secure.coordinator)
         except Exception:  # the caller should see the error that ended the run
             log.exception("the ledger has no last record: it could not be written")
-
-    def _tell_unsettled(self, coordinator: Coordinator) -> bool:
-        """Log that a run is not settled, and whether it still can be; return whether that is so."""
-        unsettled = coordinator.config.settles and coordinator.settled is None
-        if unsettled:
-            remedy = "" if any(coordinator.recorder.recorded("end")) else f"; {SETTLE}"
-            log.error("the run is not settled: %s%s", self.folder.resolve() / "notes.txt", remedy)
-        return unsettled
 
     def _fraction(self) -> float:
         """Return which part of the members a round schedules if nobody is away.
@@ -402,139 +274,24 @@ class Contributions:
             )
         return count / members
 
-    def _config(self, rounds: int) -> tuple[Config, str]:
-        """Return the settings of a run, and the same as TOML."""
-        settings = {**self._settings, "training": {"rounds": rounds, **self._settings["training"]}}
-        return from_dict(settings), as_toml(settings)
 
-    def _recorder(self, folder: Folder, config: Config, text: str, pool: Pool, engine: str) -> LedgerRecorder:
-        key = folder.path / "keys" / "server.pem"
-        key.parent.mkdir(mode=0o700, exist_ok=True)
-        if self.server_key is None:  # a simulation
-            new_key(key)
-        else:  # a link, so that there is one copy of this key
-            key.symlink_to(self.server_key.resolve())
-        keep_pool_key(folder.path, pool.key)
-        strategy, evaluates = type(self.strategy).__name__, "members" if self.value is None else "server"
-        optimiser = aggregator(self.strategy) is not FedAvg
-        terms = proposed(
-            text, self.roster, strategy=strategy, optimiser=optimiser, evaluates=evaluates, engine=engine
-        )
-        run, commitment = secrets.token_hex(16), pool.commitment
-        return LedgerRecorder(folder, config, self.roster, load_key(key), run, engine, terms, commitment)
+def last_model(folder: str | Path, like: ArrayRecord) -> ArrayRecord:
+    """Return the model after the last round in a run folder, from which to start a new run in a new folder.
 
-    def _pool(self, config: Config, key: bytes) -> Pool:
-        """Return the test pool, in an order that follows from its key."""
-        if isinstance(self.test, Pool):
-            parts = self.test.settled > 0, self.test.slices > (self.test.settled > 0)
-            if parts != (config.settles, config.reports):
-                cut = {(True, True): "both", (True, False): "settled", (False, True): "reports"}[parts]
-                raise DataError(
-                    f"test: expected a pool for method={config.scoring.method!r}, got one that was cut for "
-                    f"{cut!r} (scoring.method of the settings it was made with)"
-                )
-            return self.test
-        if not isinstance(self.test, tuple | list) or len(self.test) != 2:
-            count = f" of {len(self.test)}" if isinstance(self.test, tuple | list) else ""
-            kind = type(self.test).__name__
-            raise DataError(f"test: expected (samples, labels), two arrays, got a {kind}{count}")
-        x, y = (np.asarray(part) for part in self.test)
-        for what, part in (("samples", x), ("labels", y)):
-            if part.dtype.kind not in "fiub":
-                raise DataError(f"test: {what} must be numbers, got {part.dtype}")
-        method, reveal, rounds = config.scoring.method, config.data.test_reveal, config.training.rounds
-        slices, settled = parts_of(len(y), method=method, reveal=reveal, rounds=rounds)
-        least = 2 * (slices - 1) if method == "both" else slices  # half of the pool is settled
-        if len(x) != len(y) or len(y) < LEAST_SAMPLES * least:
-            raise DataError(
-                f"test: expected as many labels as samples and at least {LEAST_SAMPLES} per slice "
-                f"({slices} slices), got {len(x)} samples and {len(y)} labels"
-            )
-        order = apart(order_of(key, len(y)), x, y, settled, by_class=False)
-        utility = definition(self.value or self.gradient, self._settings["scoring"]["utilities"])
-        return Pool(
-            indices=order, x=x[order], y=y[order], slices=slices, settled=settled, balanced=False, classes=0,
-            utility_hash=utility, key=key,
-        )  # fmt: skip
+    It comes from the checkpoint of the last round in the ledger. If the strategy has a server optimiser, this
+    is the average before the optimiser acted; the optimiser's own state is not kept. ``like`` is a model with
+    the same names, shapes and types, such as a fresh one; arrays of integers are taken from it.
+
+    Raises:
+        LedgerError: the folder holds no readable ledger.
+        StoreError: no round is over in that folder, its checkpoint is gone or damaged, or it belongs to
+            another model than ``like``.
+    """
+    shape = RecordShape.of(like)
+    return shape.record(last_vector(Path(folder), shape.vector.size))
 
 
 # ---------------------------------------------------------------------------------- what a server begins with
-
-SETTINGS: dict[str, tuple[str, ...]] = {
-    "data": ("test_reveal",),
-    "training": ("weights", "weight_cap"),
-    "scoring": ("method", "utilities", "game", "visibility"),
-    "settlement": ("naming", "window_days"),
-    "payment": tuple(vars(Payment())),
-    "secure_aggregation": ("bound", "threshold"),
-    "report": ("title",),
-}
-"""The settings of a run between machines; members' apps, the strategy and the roster decide all others."""
-
-
-def settings_of(
-    config: Mapping[str, Mapping[str, Any]] | str | Path | None,
-    roster: Roster,
-    gradient: Gradient | None,
-    measured: Sequence[str],
-) -> dict[str, dict[str, Any]]:
-    """Return the settings that a server is given, with what they leave out; raise unless they are its own."""
-    stated = parse(text_in(config)) if isinstance(config, str | Path) else config or {}
-    sections: dict[str, Any] = {name: part for name, part in stated.items() if name != "schema"}
-    for section, part in sections.items():
-        if section not in SECTIONS or not isinstance(part, Mapping):
-            from_dict({section: part})  # says what is wrong with it
-        for key in part:
-            if key not in SETTINGS.get(section, ()):
-                from_dict({section: {key: part[key]}})
-                raise ConfigError.at(
-                    f"{section}.{key}",
-                    "no setting of a run between machines, where members' apps, the strategy and the roster "
-                    "decide it: leave it out",
-                )
-    scoring = {"method": "settled", "utilities": list(measured), **sections.get("scoring", {})}
-    if gradient is None and scoring["method"] != "reports":
-        raise ConfigError.at(
-            "scoring.method",
-            f"{scoring['method']!r} needs gradient=..., the gradient of the paid utility "
-            '(fedmerit.flower.torch_scoring makes it for a PyTorch model): give it, or choose "reports", '
-            "scores by what members report in every round",
-        )
-    training = {"weights": "secret", **sections.get("training", {})}
-    if training["weights"] == "roster":
-        if roster.weights is None:
-            raise ConfigError.at("training.weights", "the roster holds none; expected secret or uniform")
-        training["weights"] = roster.weights
-    sections |= {"scoring": scoring, "training": training, "partition": {"names": list(roster.names)}}
-    every = from_dict(sections).as_dict()
-    settings = {section: {key: every[section][key] for key in keys} for section, keys in SETTINGS.items()}
-    return {**settings, "partition": {"names": list(roster.names)}}
-
-
-def server_key_of(roster: Roster, source: str | Path, key: str | Path | None) -> Path | None:
-    """Return the file of the server's private key; None if the roster names no server.
-
-    Raises:
-        ConfigError: there is no such file, or it holds another key than the roster names.
-    """
-    if roster.server is None:
-        if key is not None:
-            raise ConfigError.at("server_key", f"{key} was given, but the roster names no server")
-        return None
-    path = Path(source).with_name("server.pem") if key is None else Path(key)
-    named = PREFIX + roster.server.hex()
-    if not path.exists():
-        raise ConfigError.at(
-            "server_key",
-            f"{path} does not exist; expected the private key of the server on the roster, "
-            f"{named}. Put it there, or give its file as server_key. If it is lost, {NEW_KEY} and change the "
-            "roster (fedmerit keys propose)",
-        )
-    if (own := public_key(load_key(path))) != roster.server:
-        found = f"{path} is the key {PREFIX}{own.hex()}"
-        raise ConfigError.at("server_key", f"{found}, but the roster names {named} as the server")
-    return path
-
 
 REFUSED = {
     "it compares members' updates with each other": ("Krum", "MultiKrum", "Bulyan"),

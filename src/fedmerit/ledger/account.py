@@ -31,7 +31,9 @@ from fedmerit.ledger import kinds
 from fedmerit.ledger.chain import Record
 from fedmerit.ledger.rounds import Rounds
 from fedmerit.notes import Note, moment, words
+from fedmerit.protocol.bench import COORDINATES, showing_body
 from fedmerit.protocol.direction import Along, Entry, Manifest, whole_number
+from fedmerit.protocol.judge import rounds_of
 from fedmerit.protocol.settlement import (
     Equation,
     Proof,
@@ -41,10 +43,14 @@ from fedmerit.protocol.settlement import (
     fitting,
     tables_hash,
 )
+from fedmerit.protocol.terms import EMBEDDED
 from fedmerit.protocol.witness import Book, drawn_for, is_witnessed, list_hash, nonce_hash, seed_of
 from fedmerit.scoring.accumulate import Missing
+from fedmerit.scoring.panel import hands, held_back
+from fedmerit.scoring.rewards import Shares
 from fedmerit.scoring.types import Scores
 from fedmerit.scoring.uncertainty import training_of
+from fedmerit.secagg.board import RING, less, signed_lanes, total
 
 # --------------------------------------------------------------------------------------------- the account
 
@@ -86,6 +92,7 @@ class Account(Settled):
     clients: tuple[str, ...] = ()  # all members of the run
     threshold: int = 0  # how many countersignatures are needed
     countersigned: tuple[str, ...] = ()
+    unwitnessed: tuple[str, ...] = ()  # who has a pair of which nothing proves what both ends say
 
     @property
     def scale(self) -> float:
@@ -114,7 +121,7 @@ class Account(Settled):
             participants=entry.participants,
             stated=equation.stated,
             counted=tuple(self.counts(entry, name) for name in entry.participants),
-            sum=None if recorded["sum"] is None else int(recorded["sum"]),
+            sum=None if recorded["sum"] is None else whole_number(recorded["sum"]),
             product=entry.product,
             holds=recorded["holds"],
             left=self.left(entry),
@@ -124,18 +131,25 @@ class Account(Settled):
             grand=entry.grand,
             silent=tuple(name for name in entry.participants if name in self.missing),
             clients=clients,
-            scores=self.round_scores(entry, clients) if clients else None,
+            scores=self.round_scores(entry, clients) if clients and self.manifest.bench is None else None,
         )
 
     @property
+    def panelists(self) -> tuple[str, ...]:
+        there = super().panelists
+        return tuple(name for name in self.clients if name in there)
+
+    @property
     def gain(self) -> float:
-        """The gain of all rounds, on the settled test samples."""
+        """The gain of all rounds, on the settled test samples; in a panel, of all judges together."""
+        if self.panel is not None:
+            return math.fsum(self.panel.scores.values)
         return math.fsum(entry.gain for entry in self.rounds)
 
     @property
     def unclaimed(self) -> float:
         """What the updates of missing members are worth together: nobody has claimed it."""
-        if not self.missing:
+        if not self.missing or self.panel is not None:
             return 0.0
         open_ = (entry for entry in self.rounds if None in entry.counted)
         return sum(entry.product - sum(value or 0 for value in entry.counted) for entry in open_) * self.scale
@@ -160,6 +174,8 @@ class Account(Settled):
         count = len(self.rounds)
         if not self.scored:
             raise UnsettledShares(Note("settlement-nobody"), code="nobody")
+        if self.panel is not None:
+            return replace(self.panel.scores, rounds=count, notes=tuple(self._notes()))
         summed_in = [sum(name in entry.participants for entry in self.rounds) for name in self.scored]
         seen = np.array(summed_in, np.float64)
         factor = count / seen if missing == "own-mean" else np.ones(len(seen))
@@ -215,6 +231,61 @@ class Account(Settled):
             rounds = tuple(words("settled.round", round=entry.round) for entry in self.unexplained)
             raise UnsettledShares(Note("settlement-fails", rounds=rounds), code="fails")
 
+    def shares(self, most: float, losses: Mapping[str, float]) -> Shares:
+        """Return the shares of a panel: the rule hands, less what unwitnessed members and liars lose."""
+        assert self.panel is not None
+        return held_back(hands(self.panel.matrix, most, self.panel.clients), losses)
+
+    def panel_block(self, clients: Sequence[str], most: float) -> dict[str, Any]:
+        """Return the block ``panel`` of ``scores.json``: integers as text, null for what is unknown."""
+        panel, bench, count = self.panel, self.manifest.bench, self.manifest.lanes
+        assert panel is not None
+        assert bench is not None
+        rows = {name: place for place, name in enumerate(panel.clients)}
+        places = [rows[name] for name in bench.names]
+        matrix = {name: panel.matrix[row, places].tolist() for name, row in rows.items()}
+        stated: dict[str, list[int]] = {}
+        for entry in self.manifest.rounds:
+            for name in entry.participants:
+                if (value := self.counts(entry, name)) is not None:
+                    own = zip(stated.get(name, [0] * count), signed_lanes(value, count), strict=True)
+                    stated[name] = [before + more for before, more in own]
+        sums = [sum(own) for own in zip(*stated.values(), strict=True)] or [0] * count
+        errors, shares_ = panel.stderr, self.shares(most, {}) if len(panel.clients) >= 3 else {}
+        scores = panel.scores.as_dict()
+
+        def halves(numbers: Sequence[int] | None) -> list[list[str]] | None:
+            if numbers is None:
+                return None
+            return [[str(numbers[2 * b]), str(numbers[2 * b + 1])] for b in range(len(bench.names))]
+
+        return {
+            "judges": list(bench.names),
+            "matrix": [matrix.get(name) for name in clients],
+            "stderr": None if errors is None else errors[places].tolist(),
+            "stated": [halves(stated.get(name)) for name in clients],
+            "sums": halves(sums),
+            "holds": list(self.columns.values()),
+            "gained": [judge.gained for judge in bench.judges],
+            "rest": [judge.rest for judge in bench.judges],
+            "odd": list(self.odd_judges),
+            "PANEL": [scores.get(name) for name in clients],
+            "shares": [shares_.get(name) for name in clients],
+            "named": list(self.liars),
+            "missing": list(self.missing),
+            "silent": list(self.unproved),
+            "witnessed": self.witnessed,
+        }
+
+    @property
+    def odd_judges(self) -> tuple[str, ...]:
+        """The judges whose columns add up to something else than their own samples gained."""
+        panel, bench = self.panel, self.manifest.bench
+        if panel is None or bench is None:
+            return ()
+        totals = dict(zip(panel.clients, panel.matrix.sum(axis=0).tolist(), strict=True))
+        return tuple(judge.judge for judge in bench.judges if judge.is_odd(totals[judge.judge]))
+
     def block(self, clients: Sequence[str], missing: Missing = "zero") -> dict[str, Any]:
         """Return the block ``settlement`` of ``scores.json``: integers as text, null for what is unknown."""
         scores = self.scores(missing) if self.scored else None
@@ -252,18 +323,26 @@ def _text(value: int | None) -> str | None:
 # ------------------------------------------------------------------------------------------ from a ledger
 
 KINDS = {
-    "last", "opening", "agreed", "statement", "table", "draw", "nonce", "drawn", "sealed", "witness",
-    "verdict", "settled", "unsettled", "countersigned",
+    "last", "judged", "opening", "agreed", "statement", "table", "draw", "nonce", "drawn", "sealed",
+    "witness", "verdict", "settled", "unsettled", "countersigned",
 }  # fmt: skip
 """The kinds of records of a settlement."""
 LIES = ("stated", "part", "pair", "range", "sum")
 """For what a verdict names somebody (`fedmerit.secagg.naming.Reason`); the last is for the server only."""
-UNSETTLED = ("not-last", "no-rounds", "no-gain", "not-finite", "no-gradient", "damaged", "off-gain")
+UNSETTLED = (
+    "not-last",
+    "not-drawn",
+    "no-judges",
+    "no-rounds",
+    "no-gain",
+    "not-finite",
+    "no-gradient",
+    "damaged",
+    "off-gain",
+)
 """Why a pool was not opened; once it is open, only ``not-agreed`` is left."""
 UNCOUNTERSIGNED = "uncountersigned"
 """Code of the error for a settlement that was closed without t members' signatures."""
-RING = 2**64
-"""Masks prove integers modulo this."""
 
 
 @dataclass(eq=False)
@@ -280,6 +359,8 @@ class SettlementFold:
     hashes: dict[str, str] = field(default_factory=dict)  # of all statements, by author
     tables: dict[int, dict[str, Mapping[str, str]]] = field(default_factory=dict)  # of rounds, by member
     signed_tables: dict[str, list[Record]] = field(default_factory=dict)  # likewise, by author
+    bench: Book | None = None  # the draw of a panel's coordinates, before there are directions
+    showings: dict[str, Record] = field(default_factory=dict)  # what its judges show
     book: Book | None = None  # what is said of witnesses, once there are directions
     verdicts: dict[tuple[int, int | None], Proof] = field(default_factory=dict)
     accounts: list[Account] = field(default_factory=list)  # every time that it was recorded, in order
@@ -303,10 +384,13 @@ class SettlementFold:
         self.begun = True
         if getattr(body, "run", self.rounds.first.run) != self.rounds.first.run:
             raise LedgerError("belongs to another run")
-        if record.kind not in ("last", "opening", "unsettled"):
+        before = getattr(body, "settlement", "") == COORDINATES or record.kind == "judged"
+        if before and (self.manifest is not None or not self.rounds.config.judged):
+            raise LedgerError("is about coordinates that are drawn, or judges without a panel")
+        if not before and record.kind not in ("last", "opening", "unsettled"):
             self._check_manifest(body)
         getattr(self, f"_{record.kind}")(record, body)
-        self.rounds.settling = self.rounds.settling or record.kind in ("last", "opening")
+        self.rounds.settling = self.rounds.settling or before or record.kind in ("last", "opening")
 
     def _check_manifest(self, body: Any) -> None:
         manifest = self.manifest
@@ -326,6 +410,7 @@ class SettlementFold:
             raise LedgerError("its manifest does not match its digest")
         if manifest.run != self.rounds.first.run:
             raise LedgerError("its manifest is of another run")
+        self._check_bench(manifest)
         config, count = self.rounds.config, len(self.rounds.closed)
         planned, paid, signed = config.training.rounds, config.scoring.utilities[0], len(self.last_signed)
         if self.rounds.open is not None:
@@ -346,6 +431,55 @@ class SettlementFold:
             if {**outcome, **stated} != outcome or entry.participants != closed.included:
                 raise LedgerError(f"its round {entry.round} is not the one that was summed")
         self.manifest, self.why, self.book = manifest, "", Book(manifest, config)
+
+    def _check_bench(self, manifest: Manifest) -> None:
+        """Raise LedgerError unless a panel's manifest follows from its draw, and from what judges signed."""
+        config, bench, drawn = self.rounds.config, manifest.bench, self.bench
+        if (bench is not None) != config.judged:
+            raise LedgerError("is a panel where none was agreed on, or none where one was")
+        if bench is None:
+            return
+        if drawn is None or not drawn.is_drawn or drawn.seed != bench.seed:
+            raise LedgerError("its coordinates are not those that were drawn")
+        blur = 0.0 if self.rounds.first.engine == EMBEDDED else config.panel.blur
+        due = min(config.panel.coordinates, manifest.coordinates)
+        if (bench.drawn, bench.blur) != (due, blur) or not bench.judges:
+            raise LedgerError("its coordinates, their number or the noise are not those that were agreed on")
+        facts = rounds_of(manifest).digest
+        for judge in bench.judges:
+            signed = self.showings.get(judge.judge)
+            if signed is None or canonical(signed.body) != canonical(
+                showing_body(self.rounds.first.run, facts, judge)
+            ):
+                raise LedgerError(f"{judge.judge} did not sign what it says of its column")
+
+    def _judged(self, record: Record, body: kinds.JudgedBody) -> None:
+        if record.author in self.showings or body.judge != record.author:
+            raise LedgerError("judges a second time, or for somebody else")
+        if self.bench is None or not self.bench.is_drawn:
+            raise LedgerError("judges before its coordinates are drawn")
+        held_out = self.rounds.held_out.get(record.author)
+        if held_out is None or held_out.samples != body.samples:
+            raise LedgerError("judges by other samples than its author committed to")
+        self.showings[record.author] = record
+
+    def _coordinates(self, record: Record, body: Any) -> None:
+        """Take a record of the draw of a panel's coordinates, of numbers that members committed to."""
+        t, config = self.rounds.config.threshold, self.rounds.config
+        committed = {name: self.rounds.held_out[name].nonce for name in self.rounds.held_out}
+        if self.bench is None:
+            count, signed = len(self.rounds.closed), len(self.last_signed)
+            if record.kind != "draw" or self.rounds.open is not None:
+                raise LedgerError("comes before the draw of coordinates, or while a round is open")
+            if count < config.training.rounds and signed < t:
+                raise LedgerError("draws coordinates although too few members signed the last round")
+            self.bench = Book(None, config, committed=committed)
+        book = self.bench
+        if record.kind == "draw" and (body.statements or not body.committed.items() <= committed.items()):
+            raise LedgerError("lists numbers to which their authors did not commit")
+        if record.kind == "draw" and len(body.committed) < t:
+            raise LedgerError("is a draw among too few")
+        getattr(self, f"_{record.kind}_of")(book, record, body)
 
     @property
     def _agreeing(self) -> int:
@@ -399,14 +533,20 @@ class SettlementFold:
     # ------------------------------------------------------------------------------------------- witnesses
 
     def _draw(self, record: Record, body: kinds.DrawBody) -> None:
+        if body.settlement == COORDINATES:
+            self._coordinates(record, body)
+            return
         book, t = self._book, self.rounds.config.threshold
-        lists = dict(body.statements), dict(body.committed)
-        if book.seed or (book.statements and lists != (book.statements, book.listed)):
-            raise LedgerError("is about another draw than the first one")
         if len(body.statements) < t or not body.statements.items() <= self.hashes.items():
             raise LedgerError("is a draw among statements that were not made")
-        if lists[1] != {name: book.committed.get(name) for name in body.statements}:
+        if dict(body.committed) != {name: book.committed.get(name) for name in body.statements}:
             raise LedgerError("lists numbers to which their authors did not commit")
+        self._draw_of(book, record, body)
+
+    def _draw_of(self, book: Book, record: Record, body: kinds.DrawBody) -> None:
+        lists, t = (dict(body.statements), dict(body.committed)), self.rounds.config.threshold
+        if book.seed or (book.listed and lists != (book.statements, book.listed)):
+            raise LedgerError("is about another draw than the first one")
         if body.seed:
             counted = dict(body.nonces)
             true = len(counted) >= t and counted.items() <= book.nonces.items()
@@ -417,7 +557,12 @@ class SettlementFold:
         book.add(record.author, record.kind, record.body)
 
     def _nonce(self, record: Record, body: kinds.Opened) -> None:
-        book = self._book
+        if body.settlement == COORDINATES:
+            self._coordinates(record, body)
+        else:
+            self._nonce_of(self._book, record, body)
+
+    def _nonce_of(self, book: Book, record: Record, body: kinds.Opened) -> None:
         if body.listed != list_hash(book.statements, book.listed) or record.author in book.nonces:
             raise LedgerError("opens a number for another draw, or a second time")
         if book.listed.get(record.author) != nonce_hash(bytes.fromhex(body.nonce)):
@@ -425,7 +570,12 @@ class SettlementFold:
         book.add(record.author, record.kind, record.body)
 
     def _drawn(self, record: Record, body: kinds.Drawn) -> None:
-        book = self._book
+        if body.settlement == COORDINATES:
+            self._coordinates(record, body)
+        else:
+            self._drawn_of(self._book, record, body)
+
+    def _drawn_of(self, book: Book, record: Record, body: kinds.Drawn) -> None:
         if not book.seed or body.seed != book.seed or record.author in book.drawn:
             raise LedgerError("signs another draw, or a second time")
         book.add(record.author, record.kind, record.body)
@@ -448,7 +598,8 @@ class SettlementFold:
         self, record: Record, body: kinds.Sealed | kinds.Sighted, about: Iterable[str]
     ) -> dict[frozenset[str], str]:
         """Return the witnesses of a round; raise LedgerError unless this is about pairs that have some."""
-        book, entry = self._book, self._book.manifest.entry(body.round)
+        assert self.manifest is not None
+        book, entry = self._book, self.manifest.entry(body.round)
         if not book.is_drawn or body.seed != book.seed:
             raise LedgerError("belongs to no draw that enough members signed, or to another one")
         if not is_witnessed(entry, book.config) or not {record.author, *about} <= {*entry.participants}:
@@ -464,7 +615,7 @@ class SettlementFold:
         assert self.manifest is not None
         entry = self.manifest.entry(along.round)
         own = self.manifest.along(along.round) if along.block is None else None
-        if own not in (None, along) or (along.block or 0) >= len(self.manifest.blocks):
+        if own not in (None, along) or (own is None and (along.block or 0) >= len(self.manifest.blocks)):
             raise LedgerError("is about a direction that the manifest does not have")
         return entry
 
@@ -496,7 +647,8 @@ class SettlementFold:
             if values[name] not in fitting(stated[name], entry, proof.along):
                 raise LedgerError(f"gives {name} another number than it stated, and does not name it")
         whole = {*values} == {*entry.participants}
-        false = whole and (sum(values.values()) - proof.along.product) % RING != 0
+        rest = less(proof.along.product, total([*values.values()], self._book.lanes), self._book.lanes)
+        false = whole and rest % RING**self._book.lanes != 0
         if false != (SERVER in proof.named):
             raise LedgerError("its numbers do not add up, or it names the server although they do")
 
@@ -507,13 +659,17 @@ class SettlementFold:
             self.manifest, dict(self.statements), dict(self.verdicts), body.closes, body.final,
             self._book.pairs(self.tables, self.verdicts), self.withheld,
             body.rounds if self.withheld else None, config.clients, config.threshold,
+            unwitnessed=self._book.unwitnessed(self.tables, self.verdicts),
         )  # fmt: skip
         if canonical(settled.body()) != canonical(record.body) or self._contradicts(settled):
             raise LedgerError("does not follow from the statements before it")
         self._check_verdicts(settled)
         self._check_window(settled)
         self._check_open()
-        settled.block(config.clients)  # raises here if it gives no scores
+        if config.judged:
+            settled.panel_block(config.clients, config.panel.most)
+        else:
+            settled.block(config.clients)  # raises here if it gives no scores
         self.accounts.append(settled)
 
     def _contradicts(self, settled: Settled) -> bool:
@@ -626,7 +782,10 @@ class SettlementFold:
 
 def about(settled: Settled, *, judged: bool = True) -> Iterator[Note]:
     """Yield what a settlement came to: how many equations hold, who was named, who is missing."""
-    yield Note("settlement", holding=settled.holding, equations=len(settled.equations))
+    if columns := settled.columns:
+        yield Note("panel", holding=sum(columns.values()), judges=len(columns))
+    else:
+        yield Note("settlement", holding=settled.holding, equations=len(settled.equations))
     if settled.pairs[1]:
         code = "settlement-witnessed" if judged else "settlement-witnessed-told"
         yield Note(code, seen=settled.pairs[0], pairs=settled.pairs[1])

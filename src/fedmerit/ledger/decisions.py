@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from msgspec import UNSET, to_builtins
@@ -32,6 +32,7 @@ from fedmerit.protocol.outcome import Round, scored
 from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.amounts import Division, Payouts, division, money_of, payouts, rounds_down, spelled
 from fedmerit.scoring.doubts import Doubt, at_chance, doubts
+from fedmerit.scoring.panel import share_errors
 from fedmerit.scoring.rewards import TIMES, USUAL_RULE, Fence, Rule, Shares, shares
 from fedmerit.scoring.types import Scores
 from fedmerit.settings import NO_HEADING, Heading, Payment, wrong
@@ -45,7 +46,7 @@ class Terms:
 
     budget: str
     utility: str
-    rule: Rule = USUAL_RULE
+    rule: Rule | Literal["hands"] = USUAL_RULE
     score: str = "ALPHA"
     missing: Missing = "zero"
     equal: float = 0.0
@@ -59,6 +60,8 @@ class Terms:
     def agreed(cls, payment: Payment, budget: str, utility: str, score: str) -> Terms:
         """Return terms that follow these settings."""
         settings = vars(payment) | {"score": score}
+        if score == "PANEL":
+            settings |= {"rule": "hands"}
         return cls(
             budget, utility, **{key: settings[key] for key in cls.__dataclass_fields__ if key in settings}
         )
@@ -69,6 +72,7 @@ class Terms:
         ``liars`` are the members whom the settlement named; the forfeit is theirs.
         """
         by = rule or self.rule
+        assert by != "hands"  # a panel's scores pay nobody
         return shares(
             total,
             by,
@@ -93,6 +97,10 @@ class Terms:
 
 
 _NUMBERS = ("equal", "floor", "cap", "forfeit")
+
+
+FEWEST = 5
+"""Members of a panel without which it pays nobody: fewer have no witnesses."""
 
 
 class Departure(NamedTuple):
@@ -187,6 +195,8 @@ def decide(
     """
     liars: tuple[str, ...] = ()
     doubted: tuple[Doubt, ...] = ()
+    if terms.score == "PANEL":
+        return _by_panel(rounds, terms, config, before, _payable(account, terms))
     if terms.score == "PHI":
         settled = _payable(account, terms)
         total, liars = settled.scores(terms.missing), settled.liars
@@ -206,6 +216,39 @@ def decide(
         shares=divided,
         paid=payouts(divided, terms.budget, terms.currency or None),
         doubts=doubted,
+        departures=departures_of(terms, config),
+    )
+
+
+def _by_panel(
+    rounds: Sequence[Round], terms: Terms, config: Config, before: Sequence[Decision], account: Account
+) -> Decision:
+    """Return what a panel pays: each judge hands out an equal part, and nobody is paid whose pairs are open.
+
+    What an unwitnessed member or a liar loses stays unpaid. Raise UnsettledShares where a panel pays nobody:
+    with fewer than five members, or with errors of shares above a third of an equal share.
+    """
+    panel = account.panel
+    assert panel is not None
+    if (n := panel.n) < FEWEST:
+        raise UnsettledShares(Note("panel-few", count=n, least=FEWEST), code="few")
+    errors = share_errors(panel, most=config.panel.most)
+    middle = 0.0 if errors is None else float(np.median([*errors.values()]))
+    if middle > 1 / (3 * n) and not terms.despite_doubts:
+        raise UnsettledShares(
+            Note("panel-uncertain", error=100 * middle, most=100 / (3 * n)), code="uncertain"
+        )
+    losses = {name: terms.forfeit for name in account.liars if name in panel.clients and terms.forfeit}
+    losses |= dict.fromkeys(account.unwitnessed, 1.0)
+    divided = account.shares(config.panel.most, losses)
+    return Decision(
+        number=len(before) + 1,
+        replaces=before[-1].number if before else None,
+        rounds=len(rounds),
+        terms=terms,
+        total=account.scores(terms.missing),
+        shares=divided,
+        paid=payouts(divided, terms.budget, terms.currency or None),
         departures=departures_of(terms, config),
     )
 
@@ -328,6 +371,12 @@ class DecisionFold:
         made = decide(self.rounds.closed, terms, self.rounds.config, self.made, self._account(terms))
         _check_marked(body, made.departures)
         compare(shares_, dict(made.shares), "share")
+        if terms.score == "PANEL":
+            due = {name: made.paid.cents(amount) for name, amount in made.paid.items()}
+            compare(cents, due, "cents")
+            if body.unpaid != made.paid.cents(made.paid.unpaid):
+                raise LedgerError("the unpaid amount is not the rest of the budget")
+            return replace(made, record=record.seq, heading=_heading(body))
         divided = Shares(shares_, terms.rule, among=made.shares.among)
         anew = division(divided, terms.budget, terms.currency or None)
         right = {name: anew.cents_of(name, share) for name, share in shares_.items()}
@@ -358,7 +407,7 @@ class DecisionFold:
         return divided, cents
 
     def _account(self, terms: Terms) -> Account | None:
-        if terms.score != "PHI":
+        if terms.score not in ("PHI", "PANEL"):
             return None
         account = self.settlement.account
         if account is None or not account.final:

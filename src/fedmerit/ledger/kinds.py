@@ -51,7 +51,7 @@ class SignedTerms(Body, frozen=True):
     strategy: str
     optimiser: bool
     evaluates: Literal["server", "members"]
-    engine: Literal["embedded", "flower", "flower-simulation"]
+    engine: Literal["embedded", "flower", "flower-simulation", "nvflare", "nvflare-simulation"]
     protocol: Annotated[int, Meta(ge=1)]
     features: Names
     version: Version
@@ -99,6 +99,15 @@ class PoolBody(Body, frozen=True):
     settled: int | UnsetType = UNSET
 
 
+class HeldOut(Body, frozen=True):
+    """What a judge commits to: its own samples, a number for the draw, a seed of noise."""
+
+    data: Hash
+    samples: Count
+    nonce: Hash
+    noise: Hash
+
+
 class Join(Body, frozen=True):
     run: str
     address: str
@@ -106,6 +115,7 @@ class Join(Body, frozen=True):
     terms: Mapping[str, Any]
     commitment: Mapping[str, Any]
     server: str
+    held_out: HeldOut | UnsetType = UNSET  # in a panel
 
 
 class End(Body, frozen=True):
@@ -202,6 +212,21 @@ class OwnScore(Body, frozen=True):
 class Last(Body, frozen=True):
     run: str
     last: int
+
+
+class JudgedBody(Body, frozen=True):
+    """What a judge shows, by hash, and what it says of its own samples."""
+
+    run: str
+    facts: Hash  # of the rounds that it judged
+    judge: str
+    column: Hash
+    scale: str
+    samples: Count
+    first: str
+    last: str
+    rest: str
+    error: str
 
 
 class Opening(Body, frozen=True):
@@ -349,7 +374,7 @@ class DecisionBody(Body, frozen=True, kw_only=True):
     budget: str
     currency: str
     utility: str
-    rule: Rule
+    rule: Rule | Literal["hands"]
     score: str
     missing: Missing
     equal: str
@@ -422,6 +447,7 @@ KINDS: Mapping[str, Kind] = {
     "totals": Kind(SERVER, Totals, shown="coordinator"),  # likewise, if only the coordinator sees the rest
     "score": Kind(SERVER, OwnScore, shown="coordinator", withheld=True),
     "last": Kind(MEMBER, Last),  # signs that the run ended early
+    "judged": Kind(MEMBER, JudgedBody),  # what a judge of a panel shows
     "opening": Kind(SERVER, Opening),  # the manifest of all directions
     "agreed": Kind(MEMBER, AgreedTo),  # recomputed the directions
     "statement": Kind(MEMBER, StatementBody, late=True, withheld=True),

@@ -271,6 +271,7 @@ class Rounds:
     closed: list[Round] = field(default_factory=list)
     open: Round | None = None
     settling: bool = False  # whether a settlement has begun, after which there is no round
+    held_out: dict[str, kinds.HeldOut] = field(default_factory=dict)  # what judges of a panel committed to
     _outcome: Record | None = None  # of the round that is open
     _analysed: int = 0  # the last round with an analysis
     _blamed: dict[str, tuple[int, str]] = field(default_factory=dict)  # member -> round, why

@@ -251,6 +251,10 @@ class _Fold:
         for term, (signed, recorded_) in agreed.items():
             if canonical(signed) != canonical(recorded_):
                 raise LedgerError(f"its author did not agree to the run's {term}")
+        if isinstance(body.held_out, kinds.HeldOut) != self.rounds.config.judged:
+            raise LedgerError("commits to held-out samples without a panel, or not to any with one")
+        if body.held_out and self.rounds.held_out.setdefault(record.author, body.held_out) != body.held_out:
+            raise LedgerError("commits to other held-out samples than before")
         self.joined.append(record.author)
 
     def _see(self, record: Record, body: kinds.Seen) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmerit.config import Config
-from fedmerit.errors import MessageError
+from fedmerit.errors import BindingError, MessageError
 from fedmerit.identity import canonical, exact, number
 from fedmerit.protocol.column import column_hash, coordinates, halves, malformed
 from fedmerit.protocol.outcome import integer
@@ -36,6 +36,9 @@ COORDINATES: Final = "coordinates"
 LEAST: Final = 300
 """Held-out samples of a judge: on fewer, what it shows tells too much of each. A rehearsal needs fewer."""
 LEAST_REHEARSED: Final = 20
+OFF: Final = 0.05
+"""How far a column may be off its judge's gain beside four standard errors; nothing is refused beyond."""
+DIGITS: Final = 1e-3  # utilities are stated to three decimals
 _PARTS: Final = 10**6
 
 
@@ -64,7 +67,8 @@ class Showing:
     """What one judge shows: its column by hash, and what it says of its own samples.
 
     ``scale`` is what one unit of its column is worth, ``first`` and ``last`` its utility of the first and the
-    last model, ``rest`` what innovation took away from its gain.
+    last model, ``rest`` what innovation took away from its gain, ``error`` the standard error of what its
+    column adds up to, because it shows a few coordinates alone.
     """
 
     judge: str
@@ -74,6 +78,7 @@ class Showing:
     first: float
     last: float
     rest: float
+    error: float
 
     def body(self) -> dict[str, Any]:
         """Return it without floats, for hashing and the ledger."""
@@ -83,13 +88,18 @@ class Showing:
     def from_body(cls, body: Mapping[str, Any]) -> Showing:
         """Read it; raise MessageError if it is nothing of this kind."""
         try:
-            floats = {key: number(body[key]) for key in ("scale", "first", "last", "rest")}
+            floats = {key: number(body[key]) for key in ("scale", "first", "last", "rest", "error")}
             read = cls(str(body["judge"]), str(body["column"]), samples=integer(body["samples"]), **floats)
             if read.body() != dict(body) or not 0 < read.scale < float("inf") or read.samples < 1:
                 raise ValueError("numbers that no judge has")
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise MessageError(f"not what a judge shows: {error!r:.120}", stage="judged") from None
         return read
+
+    def is_odd(self, total: float) -> bool:
+        """Return whether its column adds up to something else than its samples gained (``total``)."""
+        off = abs(self.gained - self.rest - total)
+        return off > OFF * abs(self.gained) + 4 * self.error + DIGITS
 
     @property
     def gained(self) -> float:
@@ -177,8 +187,8 @@ def drawn_in(manifest: Manifest, entry: Entry) -> Indices:
     return places(manifest.bench.seed, entry.round, manifest.coordinates, manifest.bench.drawn)
 
 
-def board_of(manifest: Manifest, entry: Entry, columns: npt.NDArray[np.int8], x: Words) -> Board:
-    """Return the directions of a round, given the columns of all judges and the sum."""
+def board_of(manifest: Manifest, entry: Entry, columns: npt.NDArray[np.int8], x: Words | None) -> Board:
+    """Return the directions of a round, given the columns of all judges; with noise it takes the sum."""
     bench = manifest.bench
     assert bench is not None
     at, place = drawn_in(manifest, entry), manifest.rounds.index(entry)
@@ -186,6 +196,8 @@ def board_of(manifest: Manifest, entry: Entry, columns: npt.NDArray[np.int8], x:
     plain = Board(at, rows, middle, entry.g)
     if not bench.blur:
         return plain
+    if x is None:
+        raise BindingError(f"has not kept the sum of round {entry.round}")
     spread = _spread(plain, x[at].view(np.int32), bench.blur, len(manifest.rounds), len(entry.participants))
     return Board(at, rows, middle, entry.g, spread)
 

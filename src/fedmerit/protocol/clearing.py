@@ -17,9 +17,10 @@ import numpy as np
 from fedmerit.errors import FedmeritError, MessageError, SettlementError
 from fedmerit.identity import canonical
 from fedmerit.notes import moment
-from fedmerit.protocol.coordinator import Coordinator, Summed
+from fedmerit.protocol.coordinator import Archive, Coordinator, Summed
 from fedmerit.protocol.direction import (
     Entry,
+    Gradient,
     Manifest,
     as_units,
     block_products,
@@ -61,6 +62,7 @@ from fedmerit.protocol.settlement import (
     tables_hash,
 )
 from fedmerit.protocol.witness import tables_by_round
+from fedmerit.secagg.board import signed_lanes
 from fedmerit.secagg.quantise import direction_hash, largest_stated
 
 T = TypeVar("T")
@@ -74,11 +76,10 @@ def finish(coordinator: Coordinator, model: Model) -> None:
     recorder, archive = coordinator.recorder, coordinator.archive
     present = coordinator.transport.expected(len(recorder.rounds) + 1)  # who comes back now joins in time
     if coordinator.config.settles:
-        assert coordinator.gradient is not None
         assert archive is not None
         summed = sum(not round.aborted for round in recorder.rounds)
         coordinator.tell(f"the rounds are over: members check the sums of {summed} of them, one by one")
-        clearing = Clearing(coordinator, coordinator.gradient, archive)
+        clearing = clearing_of(coordinator, coordinator.gradient, archive)
         coordinator.settled = settled = clearing.run(present)
         if clearing.waits and not coordinator.rehearsal:
             return
@@ -88,6 +89,13 @@ def finish(coordinator: Coordinator, model: Model) -> None:
             coordinator.tell(f"settled: {settled.holding} of {len(settled.equations)} equations hold{away}")
     recorder.end(model)
     coordinator.seal(present, recorder.head)
+
+
+def clearing_of(coordinator: Coordinator, gradient: Gradient | None, archive: Archive) -> Clearing:
+    """Return what settles a run: with a panel, members judge each other first."""
+    from fedmerit.protocol.hearing import Hearing  # it is a kind of clearing
+
+    return (Hearing if coordinator.config.judged else Clearing)(coordinator, gradient, archive)
 
 
 @dataclass(eq=False)
@@ -106,14 +114,14 @@ class Clearing(Desk):
         coordinator, recorder = self.coordinator, self.recorder
         try:
             last = self._last(present)
-            manifest = self._opening() or self._made()
+            manifest = self._opening() or self._made(present, last)
         except SettlementError as error:
             coordinator.note(f"the run is not settled: {error}")
             recorder.state("unsettled", {"settlement": None, "why": error.code})
-            self.waits = error.code == "not-last"
+            self.waits = error.code in ("not-last", "not-drawn")
             return None
         self._read(manifest)
-        if coordinator.opening:
+        if coordinator.opening and not self.config.judged:
             coordinator.opening(coordinator.pool.settlement())
         if any(body["final"] for body in recorder.recorded("settled")):
             settled = replace(self.settled(manifest), final=True)
@@ -164,13 +172,14 @@ class Clearing(Desk):
             return Manifest.from_body(body["manifest"])
         return None
 
-    def _made(self) -> Manifest:
+    def _made(self, present: Sequence[str], last: Mapping[str, bytes]) -> Manifest:
         """Make all directions and put them on one scale; return the manifest, which is recorded."""
         shown = self.coordinator.pool.settlement()
         blocks, by_class = blocks_of(shown, balanced=self.coordinator.pool.balanced)
         sizes = tuple(len(block) for block in blocks)
         entries: list[Entry] = []
         for summed in self.rounds():
+            assert self.gradient is not None
             slopes, points, rest = slopes_of(self.gradient, summed.m0, summed.m, shown, blocks, None)
             encoding, weight = summed.task.encoding, summed.weight
             values = as_units(slopes, sizes, encoding.step, weight)
@@ -326,7 +335,8 @@ class Clearing(Desk):
         """Take a member's statement, from whichever hand; raise unless it signed it."""
         recorder = self.recorder
         most = statement_limit(manifest)
-        tables_most = table_limit(self.config.clients) * len(manifest.rounds) if self._proves else 0
+        each = table_limit(self.config.clients, manifest.lanes)
+        tables_most = each * len(manifest.rounds) if self._proves else 0
         signed = answer_of(name, answer, StateAnswer, "state", most + tables_most)
         body = parsed(signed.text, "state", most)
         # whose it is comes first: what nobody signed counts against nobody
@@ -356,8 +366,9 @@ class Clearing(Desk):
         if len(shown) != len(statement.rounds):
             raise MessageError("expected a table for each round", stage="state", member=name)
         for key, signed in zip(statement.rounds, shown, strict=True):
-            body = parsed(signed.text, "state", table_limit(self.config.clients))
-            table_of(name, body, self.recorder.run, manifest.digest, manifest.along(int(key)))
+            body = parsed(signed.text, "state", table_limit(self.config.clients, manifest.lanes))
+            where = self.recorder.run, manifest.digest, manifest.along(int(key)), manifest.lanes
+            table_of(name, body, *where)
             if not self.recorder.verifies(name, "table", body, signed.signature):
                 raise MessageError("did not sign its table", stage="state", member=name)
             found.append((body, signed.signature))
@@ -367,9 +378,10 @@ class Clearing(Desk):
 
     def _refuse_beyond(self, manifest: Manifest, statement: Statement) -> None:
         """Raise for a number that masks cannot prove: no honest member states one."""
-        for key, value in statement.rounds.items():
+        for key, stated in statement.rounds.items():
             most = largest_stated(len(manifest.entry(int(key)).participants))
-            if abs(value) > most:
+            each = (stated,) if manifest.lanes == 1 else signed_lanes(stated, manifest.lanes)
+            if abs(value := max(each, key=abs)) > most:
                 raise MessageError(
                     f"states {value} for {key}, and masks can prove at most {most}",
                     stage="state",

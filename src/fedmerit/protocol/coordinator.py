@@ -256,6 +256,7 @@ class Coordinator:
     refused: list[str] = field(default_factory=list)  # what was refused, and why
     _handed: dict[str, bytes] = field(default_factory=dict)  # digests of members' run configs
     settled: Settled | None = None  # what the settlement came to
+    scheduled: tuple[str, ...] = ()  # for the last round
     outcome: Outcome | None = None  # of the last round that was not aborted
     _early: PlainServer | None = None  # of the next round, with keys and shares that came ahead
     _owed: Owed | None = None  # the round whose sum is still to be acknowledged
@@ -282,7 +283,8 @@ class Coordinator:
             raise MessageError(f"the node at {address} is not a member of the roster", stage="join")
         agreed = self.recorder.agreed
         terms = (agreed.terms, agreed.commitment, agreed.server)
-        body = join_body(self.recorder.run, address, *terms, run_config=joined.run_config)
+        held_out = parsed(joined.held_out, "join") if self.config.judged else None
+        body = join_body(self.recorder.run, address, *terms, run_config=joined.run_config, held_out=held_out)
         if not self.recorder.said(name, "join", body, joined.signature):
             raise BindingError("did not sign with its key on the roster", stage="join", member=name)
         self._handed[name] = joined.run_config
@@ -313,6 +315,7 @@ class Coordinator:
         blamed = self._blamed(*(self._owed.current.blamed if self._owed else ()))
         scheduled = tuple(name for name in self.config.clients if name in {*members} - blamed)
         current, everybody = Round(number, scheduled), self._weights(number, m0, scheduled)
+        self.scheduled = scheduled
         m0_hash, early = model_hash(m0), self._came_early(number, scheduled)
         begin = partial(self._begin, current, everybody)
         if self._owed is None or early is None or {*scheduled} != {*self._owed.members}:

@@ -300,14 +300,14 @@ class Entry:
     weight: float
     step: float
     participants: tuple[str, ...]
-    g: str  # hash of the direction
-    size: float  # |u|_1
-    product: int  # <X, g>
-    blocks: tuple[float, ...]  # <M - M0, gbar_b>, the part of each block's mean utility in the gain
-    empty: float
-    grand: float
-    rest: float
-    points: int
+    g: str = ""  # hash of the direction
+    size: float = 0.0  # |u|_1
+    product: int = 0  # <X, g>
+    blocks: tuple[float, ...] = ()  # <M - M0, gbar_b>, the part of each block's mean utility in the gain
+    empty: float = 0.0  # from here on as a panel has them
+    grand: float = 0.0
+    rest: float = 0.0
+    points: int = POINTS[0]
 
     def body(self) -> dict[str, Any]:
         """Return the entry without floats, for hashing and the ledger."""

@@ -129,11 +129,16 @@ class Drawing:
     def _opened(self) -> dict[str, NonceAnswer]:
         """Return the numbers that the seed was made from."""
         nonces = self.recorder.recorded("draw")[-1]["nonces"]
-        signed = {name: signature for name, _, signature in self.recorder.signed("nonce")}
+        signed = self._signed("nonce")
         return {name: NonceAnswer(bytes.fromhex(nonce), signed[name]) for name, nonce in nonces.items()}
 
     def _drawn(self) -> dict[str, bytes]:
-        return {name: signature for name, _, signature in self.recorder.signed("drawn")}
+        return self._signed("drawn")
+
+    def _signed(self, kind: str) -> dict[str, bytes]:
+        """Return the signatures under what members said in this settlement."""
+        rows = self.recorder.signed(kind)
+        return {name: own for name, body, own in rows if body["settlement"] == self.settlement}
 
     def _said(self, name: str, kind: str, body: Mapping[str, Any], signature: bytes) -> None:
         if not self.recorder.said(name, kind, body, signature):
@@ -183,10 +188,11 @@ class Drawing:
         }
         lists = (evidence.advertised, evidence.shared, evidence.masked)
         shown = WitnessAsk(lists, {name: text for name, (_, text) in signed.items()}, sealed)
-        self._ask("witness", owing, shown, self._see, entry.round, g=desk.direction(entry))
+        arrays = {} if self.config.judged else {"g": desk.direction(entry)}
+        self._ask("witness", owing, shown, self._see, entry.round, **arrays)
 
     def _see(self, name: str, answer: bytes) -> None:
-        limit = sealed_limit(self.config.clients) * len(self.config.clients)
+        limit = sealed_limit(self.config.clients, self.manifest.lanes) * len(self.config.clients)
         signed = answer_of(name, answer, Signed, "witness", limit)
         body = parsed(signed.text, "witness", limit)
         where = drawn_body(self.run, self.settlement, self.book.seed)

@@ -35,7 +35,9 @@ from fedmerit.errors import (
 from fedmerit.identity import Roster, canonical, commitment, seed_from
 from fedmerit.notes import Note
 from fedmerit.protocol import memory
-from fedmerit.protocol.memory import Gradients, MemberState, Signatory, kept_line
+from fedmerit.protocol.bench import least_samples
+from fedmerit.protocol.judge import Judge, held_out_of
+from fedmerit.protocol.memory import Gradients, HeldOut, MemberState, Signatory, Value, kept_line
 from fedmerit.protocol.messages import (
     LEAST_SAMPLES,
     Ask,
@@ -92,6 +94,7 @@ class Participant(Signatory):
             without masks, and its errors are raised.
         engines: names of the engines whose runs this member joins, as in a run's terms.
         gradients: returns the function for the gradient of a utility along a path, which a settlement needs.
+        held_out: returns the samples by which it judges in a panel, and on which it does not train.
     """
 
     def __init__(
@@ -108,10 +111,12 @@ class Participant(Signatory):
         rehearsal: bool = False,
         engines: Sequence[str] = (FLOWER,),
         gradients: Gradients | None = None,
+        held_out: HeldOut | None = None,
     ) -> None:
         super().__init__(name, identity, roster, gradients, rehearsal)
         self.state, self.evaluator, self.accept = state, evaluator, accept
         self.seed, self.run_config, self.engines = seed, run_config, engines
+        self.held_out = held_out
         self.masked = False  # whether the last answer was a masked update
         self.declined = ""  # why its last answer was to leave the round; never sent
         self.solo: Model | None = None  # the model it trained alone, if it does so
@@ -183,7 +188,8 @@ class Participant(Signatory):
         self, ask: Ask, state: MemberState, agreed: Agreed, head: bytes, work: Callable[[], Work] | None
     ) -> bytes:
         if ask.exchange in SETTLING:
-            return Settler(self, state, agreed, ask.run, head).answer(ask)
+            settler = Judge if agreed.config.judged else Settler
+            return settler(self, state, agreed, ask.run, head).answer(ask)
         contributor = Contributor(self, state, agreed, ask)
         if ask.exchange == "advertise":
             return contributor.keys(ask.round, ask.body.members)
@@ -202,7 +208,7 @@ class Participant(Signatory):
             check_server(terms, server, self.roster)
         check_roster(terms, config, self.roster)
         self.accept(config)
-        if config.scoring.method != "reports" and self.gradients is None:
+        if config.settles and self.gradients is None:
             raise RefusedError(
                 "asked for a settled run, which needs the gradient of the utility, and this member has none: "
                 "pass gradient= where value= is passed, or score by reports (scoring.method)"
@@ -220,7 +226,8 @@ class Participant(Signatory):
         if again:
             log.warning("%s refuses to join again, it %s", self.name, again)
             raise RefusedError(REFUSED, logged=True)
-        body = join_body(ask.run, address, terms, pool, server, run_config=self.run_config)
+        judges = self._judging(ask.run, config, state)
+        body = join_body(ask.run, address, terms, pool, server, run_config=self.run_config, held_out=judges)
         signature = self.sign("join", body)
         if (agreed := state.get(memory.TERMS)) is None:
             self.check_pins(ask.run, terms, config, state)
@@ -233,7 +240,29 @@ class Participant(Signatory):
                 log.warning("%s", Note("secret-weights"))
         elif agreed.hash != Agreed(terms, pool, server).hash:
             raise RefusedError("asked to agree to terms that differ from those it signed")
-        return pack(Joined(self.name, signature, self.run_config))
+        return pack(
+            Joined(self.name, signature, self.run_config, b"" if judges is None else canonical(judges))
+        )
+
+    def _judging(self, run: str, config: Config, state: MemberState) -> dict[str, Any] | None:
+        """Return what this member commits to as a judge; None in a run without a panel."""
+        if not config.judged:
+            return None
+        if self.held_out is None:
+            raise RefusedError(
+                "asked to judge, and this member has no held-out samples: pass held_out= where value= is "
+                "passed, or score by another method (scoring.method)"
+            )
+        x, y = self.held_out()
+        least = least_samples(config, rehearsal=self.rehearsal)
+        if len(y) != len(x) or len(y) < least:
+            raise RefusedError(f"has {len(y)} held-out samples, expected at least {least} to judge by")
+        committed = held_out_of(self, run, x, y)
+        if (before := state.get(memory.HELD_OUT)) not in (None, committed):
+            raise RefusedError("its held-out samples are not those that it committed to when it joined")
+        if before is None:
+            state.put(memory.HELD_OUT, committed)
+        return committed
 
     def _follow(self, last: bytes | None) -> None:
         """Raise RefusedError unless this member's roster follows from the one it last took part under."""
@@ -379,6 +408,9 @@ class Contributor:
         state.put(memory.REPORT.of(ask.round), memory.GivenReport(asked, reply, *sums))
         if self.config.settles:
             state.put(memory.SIGNED.of(ask.round), dict(outcome.bound_to))
+        if self.config.judged and not member.rehearsal:  # a judge needs it after the last round
+            state.room(told.words.nbytes)
+            state.put(memory.SUM.of(ask.round), told.words)
         if told.slice is not None:
             member.remember_samples(state, self.agreed, samples_in(told.slice))
         self._end_rounds(before=ask.round)
@@ -457,7 +489,7 @@ class Contributor:
 
     def _check_told(self, told: Told, client: PlainClient) -> None:
         """Raise unless what is told fits the sum, the M0 and the test pool that this member knows."""
-        if (told.slice is None) != (self.config.scoring.method == "settled"):
+        if (told.slice is None) == self.config.reports:
             raise BindingError("told a test slice in a run whose pool stays shut, or none in another")
         if told.slice is not None and len(told.slice.y) < LEAST_SAMPLES and not self.member.rehearsal:
             raise MessageError(
@@ -534,7 +566,9 @@ class Contributor:
         """Take no further part in rounds before this one; delete what is stored of them and not needed."""
         if before > (self.state.get(memory.FLOOR) or 0):
             self.state.put(memory.FLOOR, before)
-            self.state.drop_rounds(before=before, keep=memory.KEPT if self.config.settles else ())
+            keep = memory.KEPT if self.config.settles else ()
+            models = (memory.M0.name,) if self.config.judged and not self.member.rehearsal else ()
+            self.state.drop_rounds(before=before, keep=(*keep, *models))
 
     def _began(self, number: int) -> bool:
         """Return whether this member has begun to train in a round."""
@@ -542,5 +576,6 @@ class Contributor:
 
     def _is_past(self, number: int) -> bool:
         """Return whether a round is one after the last."""
-        opened = self.state.get(memory.SETTLEMENT) is not None
+        over: tuple[Value[Any], ...] = (memory.SETTLEMENT, memory.OPENED, memory.JUDGING)
+        opened = any(self.state.get(value) is not None for value in over)
         return opened or number > (self.state.get(memory.LAST) or number)

@@ -20,7 +20,7 @@ from msgspec import MsgspecError, Raw, Struct, field, msgpack
 
 from fedmerit.errors import BindingError, MessageError, RefusedError
 from fedmerit.identity import Roster, canonical, content
-from fedmerit.protocol.direction import Gradient
+from fedmerit.protocol.direction import Gradient, Manifest
 from fedmerit.protocol.messages import Accord
 from fedmerit.protocol.terms import FLOWER, REHEARSALS, Agreed, Lineage
 from fedmerit.secagg.plain import PlainClient
@@ -115,6 +115,7 @@ class JudgedRound(Struct, frozen=True):
 
     units: Array
     removed: float  # the product of the sum with what innovation took away
+    variance: float  # of what the sum gives with this, because it is at a few coordinates alone
     empty: float
     grand: float
 
@@ -135,10 +136,11 @@ STATEMENT: Final = Value[bytes]("statement", bytes)  # its answer
 OPENED: Final = Value[dict[str, str]]("opened", dict[str, str])  # by draw: for which list, by its hash
 DRAWN: Final = Value[dict[str, str]]("drawn", dict[str, str])  # by draw: the only seed that it signed
 SEALED: Final = Value[str]("sealed", str)  # the seed of the draw for which it handed over keys
+HELD_OUT: Final = Value[dict[str, Any]]("held-out", dict[str, Any])  # what it committed to as a judge
 JUDGING: Final = Value[bytes]("judging", bytes)  # the rounds that it judges, without directions
 SHOWING: Final = Value[bytes]("showing", bytes)  # its answer: what it shows as a judge, by hash
 COLUMN: Final = Value[Array]("column", Array)  # what it shows as a judge
-LISTED: Final = Value[str]("listed", str)  # the list of hashes for which it showed it
+LISTED: Final = Value[dict[str, str]]("listed", dict[str, str])  # the list for which it showed it, by judge
 COLUMNS: Final = Value[Array]("columns", Array)  # of all judges
 SETTLED: Final = Value[bytes]("settled", bytes)  # what it countersigned
 CLOSES: Final = Value[int]("closes", int)  # when the window closes that it signed
@@ -253,13 +255,13 @@ class Signatory:
         self.gradients, self.rehearsal = gradients, rehearsal
         self.misstates: float | None = None  # in a rehearsal, the factor by which it misstates
         self.held_out: HeldOut | None = None  # its samples as a judge of a panel, where it is one
-        self.falsely: Callable[[Any], Any] | None = None  # in a rehearsal, what it shows as a false judge
+        self.falsely: Callable[[Manifest], list[Array]] | None = None  # what it shows as a false judge
         self.seed: int | None = None  # of a rehearsal that must be repeatable
         self.without: tuple[str, ...] = ()  # whose answers its owner agrees to close a settlement without
 
     def secret(self, purpose: str, run: str) -> bytes:
         """Return 32 bytes that follow from this member's key alone; in a rehearsal from its seed."""
-        if self.seed is not None or self.identity is None:
+        if self.rehearsal:
             return hashlib.sha256(canonical([purpose, self.name, self.seed])).digest()
         return hashlib.sha256(self.sign(purpose, {"run": run})).digest()
 

@@ -135,7 +135,6 @@ class OpenAsk(AskBody, frozen=True):
 class JudgeAsk(AskBody, frozen=True):
     manifest: bytes  # the rounds that are judged, without directions
     drawn: Annotated[dict[str, Signature], MEMBERS]  # under the seed of the coordinates
-    last: Annotated[dict[str, Signature], MEMBERS]
 
 
 class ColumnAsk(AskBody, frozen=True):
@@ -224,7 +223,7 @@ _ARRAYS: Final[Mapping[str, tuple[set[str], ...]]] = {
     "report": ({"sum"}, {"sum", *SLICE}),
     "judge": (set(), {"m0", "sum", "before"}),
     "open": (SLICE, {"columns"}),
-    "agree": ({"g", "m0", "sum"}, set()),
+    "agree": ({"g", "m0", "sum"}, {"sum"}, set()),
     "witness": ({"g"}, set()),
     "table": ({"g", "m0", "sum"},),
 }

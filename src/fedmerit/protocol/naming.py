@@ -22,7 +22,7 @@ import numpy as np
 from fedmerit.config import Config
 from fedmerit.errors import FedmeritError, MessageError, SettlementError
 from fedmerit.identity import canonical, exact
-from fedmerit.protocol.coordinator import Archive, Arrays, Coordinator, Recorder, Summed, summed_rounds
+from fedmerit.protocol.coordinator import Archive, Coordinator, Recorder, Summed, summed_rounds
 from fedmerit.protocol.direction import (
     Along,
     Entry,
@@ -64,7 +64,7 @@ from fedmerit.secagg.quantise import Direction, direction_hash
 from fedmerit.secagg.setting import Setting, Task
 
 if TYPE_CHECKING:
-    from fedmerit.secagg.naming import Evidence, MaskTable, Verdict
+    from fedmerit.secagg.naming import Evidence, Lines, MaskTable, Verdict
 
 MESSAGES, HEAD = "messages", "head"
 """Where the archive has messages for members who were away, and the array with their signed bytes."""
@@ -75,7 +75,7 @@ class Desk:
     """What a server settles with: directions, statements on them, and messages to members who were away."""
 
     coordinator: Coordinator
-    gradient: Gradient
+    gradient: Gradient | None  # of the pool, which a panel does not have
     archive: Archive
     statements: dict[str, tuple[Statement, bytes]] = field(default_factory=dict)
     handed: dict[tuple[str, int], dict[str, bytes]] = field(default_factory=dict)  # answers given by hand
@@ -103,14 +103,20 @@ class Desk:
             )
         return g
 
-    def along(self, manifest: Manifest, equation: Equation, block: int | None) -> tuple[Along, Arrays]:
+    def lines(self, manifest: Manifest, entry: Entry) -> Lines:
+        """Return the direction of a round, or all those of a panel."""
+        return self.direction(entry)
+
+    def along(
+        self, manifest: Manifest, equation: Equation, block: int | None
+    ) -> tuple[Along, dict[str, Any]]:
         """Return a direction of a round, and the arrays that members need to answer along it.
 
         That of a block is kept before it is shown to anybody, so that there is never a second one.
         """
         entry = equation.entry
         if block is None:
-            return manifest.along(entry.round), {"g": self.direction(entry)}
+            return manifest.along(entry.round), {"g": self.lines(manifest, entry)}
         summed = next(summed for summed in self.rounds() if summed.round == entry.round)
         if not self.archive.has(kind := f"direction-{block}", entry.round):
             self._keep_blocks(summed, equation)
@@ -122,6 +128,7 @@ class Desk:
     def _keep_blocks(self, summed: Summed, equation: Equation) -> None:
         """Archive the directions of the blocks of a round in which parts do not add up."""
         entry, pool = equation.entry, self.coordinator.pool
+        assert self.gradient is not None
         shown = pool.settlement()
         blocks, _ = blocks_of(shown, balanced=pool.balanced)
         slopes, _, _ = slopes_of(self.gradient, summed.m0, summed.m, shown, blocks, entry.points)
@@ -173,7 +180,7 @@ class Desk:
         where, found = (self.recorder.run, manifest.digest, along), {}
         for name, body, signature in self.recorder.signed("table"):
             if (body["round"], body["block"]) == (along.round, along.block):
-                found[name] = table_of(name, body, *where), Signed(canonical(body), signature)
+                found[name] = table_of(name, body, *where, manifest.lanes), Signed(canonical(body), signature)
         return found
 
     def attempt(self, manifest: Manifest, entry: Entry, evidence: Evidence) -> tuple[Setting, Task]:
@@ -216,7 +223,7 @@ class Case:
 
     entry: Entry
     along: Along
-    g: Direction
+    g: Lines
     setting: Setting
     task: Task
     evidence: Evidence
@@ -298,7 +305,7 @@ class _Naming:
         self.tables = desk.tables(settled.manifest, self.along)
         self.products = {name: self._product(name, g) for name in equation.participants}
 
-    def _product(self, name: str, g: Direction) -> int:
+    def _product(self, name: str, g: Lines) -> int:
         """Return <y_i, g>, from the masked words that the server kept."""
         key = self.entry.round, f"{name} {self.along.g}"
         if key not in self.desk.products:
@@ -385,7 +392,7 @@ class _Naming:
 
     def _most(self) -> int:
         """Return the most bytes of a table."""
-        return table_limit(self.setting.members)
+        return table_limit(self.setting.members, self.manifest.lanes)
 
     def _ask_keys(self, disputed: Sequence[tuple[str, str]]) -> None:
         """Ask both ends of every disputed pair for its key."""
@@ -407,7 +414,7 @@ def evidence_in(archive: Archive, round: int) -> Evidence:
     return decoded(archive.load("masks", round)["proof"].tobytes(), Evidence, "evidence")
 
 
-def masked_product(archive: Archive, round: int, name: str, g: Direction) -> int:
+def masked_product(archive: Archive, round: int, name: str, g: Lines) -> int:
     """Return <y_i, g> modulo 2^64, from the masked words that were archived when they came."""
     from fedmerit.secagg.naming import product
 

@@ -104,8 +104,8 @@ class Seat:
         if not self.config.judged:
             return ask.array("g", "<i4", encoding.words, entry.g)
         columns, x = self.state.get(memory.COLUMNS), self.state.get(memory.SUM.of(entry.round))
-        if columns is None or x is None:
-            raise BindingError("has not kept what judges showed, or the sum")
+        if columns is None:
+            raise BindingError("has not kept what judges showed")
         return board_of(self.manifest(), entry, columns, x)
 
     def check_last(self, ask: Ask) -> None:
@@ -219,7 +219,8 @@ class Prover(Seat):
         else:
             nonce = self.nonce(self.manifest())
             own = commitment(parsed(self._stated().text, "draw")).hex()
-        self.enough(committed, "numbers among which it would open its own")
+        due = committed if draw == COORDINATES else statements
+        self.enough(due, "what it would open its number for")
         hashes = statements.get(self.name), committed.get(self.name)
         if hashes not in ((None, None), (own, nonce_hash(nonce))):
             raise RefusedError("was shown another statement than it made, or another number")

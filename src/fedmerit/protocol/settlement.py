@@ -556,6 +556,22 @@ class Settled:
         ]
         return panel_of(self.manifest, counted, self.panelists)
 
+    @cached_property
+    def columns(self) -> dict[str, bool]:
+        """By judge, whether what was stated along its column adds up in every round."""
+        bench = self.manifest.bench
+        if bench is None:
+            return {}
+        whole = dict.fromkeys(bench.names, True)
+        for row in self.body()["rounds"]:
+            lanes = bench.lanes
+            sums = None if row["sum"] is None else signed_lanes(whole_number(row["sum"]), lanes)
+            products = signed_lanes(whole_number(row["product"]), lanes)
+            for place, name in enumerate(bench.names):
+                own = slice(2 * place, 2 * place + 2)
+                whole[name] &= sums is not None and sums[own] == products[own]
+        return whole
+
     @property
     def panelists(self) -> tuple[str, ...]:
         """Everybody in a panel: who was summed, and who judged."""

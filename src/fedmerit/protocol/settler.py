@@ -71,8 +71,8 @@ from fedmerit.secagg.setting import LEAST_IN_SUM
 
 log = logging.getLogger("fedmerit")
 SETTLING: tuple[Exchange, ...] = (
-    "last", "open", "agree", "agreed", "state", "draw", "drawn", "seal", "witness", "table", "pairs",
-    "settle",
+    "last", "judge", "judged", "column", "open", "agree", "agreed", "state", "draw", "drawn", "seal",
+    "witness", "table", "pairs", "settle",
 )  # fmt: skip
 """The exchanges of a settlement, in order."""
 
@@ -128,6 +128,16 @@ class Settler(Seat):
         if manifest.rounds[-1].round > ask.round:
             raise BindingError(f"a manifest with rounds after the last one, {ask.round}")
         self._check_participants(manifest)
+        self._check_shown(ask, manifest)
+        if before is not None:
+            for entry in manifest_in(before).rounds:
+                self.state.put(memory.STATED.of(entry.round), None)
+            self.state.put(memory.AGREED, None)
+        self.state.put(memory.SETTLEMENT, text)
+        return pack(manifest.digest)
+
+    def _check_shown(self, ask: Ask, manifest: Manifest) -> None:
+        """Raise unless the pool is the one that was committed to, unknown so far, and the manifest's."""
         shown = ask.opened
         if len(shown.y) < LEAST_SAMPLES and not self.member.rehearsal:
             raise MessageError(
@@ -136,18 +146,12 @@ class Settler(Seat):
         shown.verify(self.agreed.commitment, "settlement")
         blocks, by_class = self.blocks(shown)
         pool = shown.id, tuple(map(len, blocks)), by_class
-        if (manifest.pool, manifest.blocks, manifest.stratified) != pool:
+        if (manifest.bench, manifest.pool, manifest.blocks, manifest.stratified) != (None, *pool):
             raise BindingError("the manifest is about another pool, or other blocks")
-        if before is None:  # there is one pool, which the commitment fixes
+        if self.state.get(memory.SETTLEMENT) is None:  # there is one pool, which the commitment fixes
             self.state.room(shown.x.nbytes + shown.y.nbytes)
             self._refuse_known(shown)
             self.state.put(memory.POOL, memory.ShownPool(shown.x, shown.y, shown.index))
-        else:
-            for entry in manifest_in(before).rounds:
-                self.state.put(memory.STATED.of(entry.round), None)
-            self.state.put(memory.AGREED, None)
-        self.state.put(memory.SETTLEMENT, text)
-        return pack(manifest.digest)
 
     def _may_change(self, ask: Ask, manifest: Manifest) -> bool:
         """Return whether t members agreed to this manifest, and this member has stated on no other.

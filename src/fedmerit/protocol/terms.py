@@ -121,8 +121,12 @@ FLOWER = "flower"
 """The engine between machines, over Flower."""
 SIMULATED = "flower-simulation"
 """Flower's simulation, which is also a rehearsal: one person plays all members."""
-ENGINES = (EMBEDDED, FLOWER, SIMULATED)
-REHEARSALS = frozenset({EMBEDDED, SIMULATED})
+NVFLARE = "nvflare"
+"""The engine between machines, over NVFlare."""
+NVFLARE_SIMULATED = "nvflare-simulation"
+"""NVFlare's simulator."""
+ENGINES = (EMBEDDED, FLOWER, SIMULATED, NVFLARE, NVFLARE_SIMULATED)
+REHEARSALS = frozenset({EMBEDDED, SIMULATED, NVFLARE_SIMULATED})
 """Engines of rehearsals, in which one process or one simulation holds all keys."""
 LARGEST_BOUND = 100.0
 """Largest bound that `cautious` accepts: no training moves a coordinate further in one round."""
@@ -252,7 +256,7 @@ def refuse_rehearsal(terms: Mapping[str, Any], config: Config, engines: Sequence
     if (engine := terms.get("engine", FLOWER)) not in engines:
         raise RefusedError(
             f"asked for a run with engine {engine!r:.40}, expected {' or '.join(engines)} (in a simulation, "
-            "the `place` passed to secure must say rehearsal=True)"
+            "the place of its key must say rehearsal=True)"
         )
     if config.analysis or not config.secure_aggregation.enabled:
         raise RefusedError("asked for a run that looks at plain updates")

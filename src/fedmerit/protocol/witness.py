@@ -18,6 +18,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from fedmerit.config import Config
@@ -81,9 +82,9 @@ def handed_in(body: Mapping[str, Any]) -> Handed:
         return Handed(keys("sealed", 48), keys("open", 32))
 
 
-def sealed_limit(members: Collection[str]) -> int:
+def sealed_limit(members: Collection[str], lanes: int = 1) -> int:
     """Return the most bytes of what an end hands over, or a witness signs, in one round."""
-    return 1024 + sum(24 * len(name) + 256 for name in members)
+    return 1024 + sum(24 * len(name) + 256 + 17 * lanes for name in members)
 
 
 def sighting_body(run: str, settlement: str, seed: str, round: int, seen: Sighting) -> dict[str, Any]:
@@ -172,7 +173,7 @@ def tables_by_round(
 class Book:
     """What the records of a settlement say of its witnesses."""
 
-    manifest: Manifest
+    manifest: Manifest | None  # none before a panel has one
     config: Config
     committed: dict[str, str] = field(default_factory=dict)  # hashes of the numbers of who agreed
     statements: Mapping[str, str] = field(default_factory=dict)  # hashes of those made before the draw
@@ -185,7 +186,7 @@ class Book:
 
     @classmethod
     def read(
-        cls, manifest: Manifest, config: Config, records: Iterable[tuple[str, str, Mapping[str, Any]]]
+        cls, manifest: Manifest | None, config: Config, records: Iterable[tuple[str, str, Mapping[str, Any]]]
     ) -> Book:
         """Read records, as (author, kind, body)."""
         book = cls(manifest, config)
@@ -195,6 +196,8 @@ class Book:
 
     def add(self, author: str, kind: str, body: Mapping[str, Any]) -> None:
         """Add one record; what a witness signed before stays as it is."""
+        if self.manifest is not None and body.get("settlement") != self.manifest.digest:
+            return  # of the draw of a panel's coordinates
         if kind == "agreed" and not body["wrong"]:
             self.committed[author] = body["draw"]
         elif kind == "draw":
@@ -241,6 +244,11 @@ class Book:
         return replace(weighed, silent=tuple(name for name in entry.participants if name in silent))
 
     @property
+    def lanes(self) -> int:
+        """How many numbers a product has."""
+        return 1 if self.manifest is None else self.manifest.lanes
+
+    @property
     def unopened(self) -> tuple[str, ...]:
         """Who has not opened the number that the draw lists."""
         return tuple(name for name in self.listed if name not in self.nonces)
@@ -258,6 +266,7 @@ class Book:
         A verdict without anybody silent proves all pairs of its round.
         """
         shown, count = 0, 0
+        assert self.manifest is not None
         for entry in self.manifest.rounds:
             unseen, here = self.unseen(entry, tables.get(entry.round, {}))
             proof = verdicts.get((entry.round, None))
@@ -270,11 +279,29 @@ class Book:
 
         ``tables`` are the numbers that members signed of their masks in this round, by peer.
         """
+        missing, count = self._unseen(entry, tables)
+        return len(missing), count
+
+    def unwitnessed(
+        self, tables: Mapping[int, Tables], verdicts: Mapping[tuple[int, int | None], Any]
+    ) -> tuple[str, ...]:
+        """Return the ends of all pairs that are not proved, in some sum."""
+        assert self.manifest is not None
+        found: set[str] = set()
+        for entry in self.manifest.rounds:
+            proof = verdicts.get((entry.round, None))
+            if not (self.is_drawn and proof and not proof.silent and is_witnessed(entry, self.config)):
+                found |= {
+                    name for pair in self._unseen(entry, tables.get(entry.round, {}))[0] for name in pair
+                }
+        return tuple(name for name in self.manifest.members if name in found)
+
+    def _unseen(self, entry: Entry, tables: Tables) -> tuple[list[frozenset[str]], int]:
         if not is_witnessed(entry, self.config):
-            members = len(entry.participants)
-            pairs = members * (members - 1) // 2 if self.config.word_bytes == 8 else 0
-            return pairs, pairs
-        unseen, count = 0, 0
+            masked = entry.participants if self.config.word_bytes == 8 else ()
+            every = [frozenset(pair) for pair in combinations(masked, 2)]
+            return every, len(every)
+        unseen, count = [], 0
         for pair, witness in drawn_for(entry, self.seed, self.config).items():
             low, high = sorted(pair)
             ends = ((low, high), (high, low))
@@ -284,5 +311,6 @@ class Book:
             seen = self.sightings.get((entry.round, witness)) if self.is_drawn else None
             values = {frozenset(one): numeral(value) for one, value in seen.values.items()} if seen else {}
             count += 1
-            unseen += said != {values.get(pair)}
+            if said != {values.get(pair)}:
+                unseen.append(pair)
         return unseen, count

@@ -15,8 +15,8 @@ This module is arithmetic for numbers that one already has.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -252,6 +252,28 @@ def hands(matrix: Any, most: float = MOST, clients: Iterable[str] | None = None)
     return Shares(
         by_client={name: float(share) for name, share in exact.items()}, rule="hands",
         unpaid=float(1 - sum(exact.values())), notes=tuple(notes), slices=slices,
+    )  # fmt: skip
+
+
+def held_back(divided: Shares, losses: Mapping[str, float]) -> Shares:
+    """Return shares by `hands` of which these clients lose a part, which stays unpaid.
+
+    >>> both = hands([[0, 1, 1], [1, 0, 1], [1, 1, 0]], clients=["A", "B", "C"])
+    >>> {name: round(share, 3) for name, share in held_back(both, {"B": 1.0}).items()}
+    {'A': 0.333, 'B': 0.0, 'C': 0.333}
+    """
+    kept = {name: 1 - Fraction(losses.get(name, 0.0)) for name in divided}
+    slices = {
+        judge: {name: part * kept[name] for name, part in parts.items()}
+        for judge, parts in divided.slices.items()
+    }
+    exact = dict.fromkeys(divided, Fraction(0))
+    for parts in slices.values():
+        for name, part in parts.items():
+            exact[name] += part / len(slices)
+    return replace(
+        divided, by_client={name: float(share) for name, share in exact.items()},
+        unpaid=float(1 - sum(exact.values())), slices=slices, forfeits=dict(losses),
     )  # fmt: skip
 
 

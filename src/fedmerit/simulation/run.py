@@ -24,9 +24,10 @@ from fedmerit.identity import SERVER, Roster, canonical, load_key, new_key, publ
 from fedmerit.ledger.chain import LEDGER, Ledger
 from fedmerit.ledger.run import opening_of, replay
 from fedmerit.protocol import memory
+from fedmerit.protocol.bench import drawn_in
 from fedmerit.protocol.clearing import finish
 from fedmerit.protocol.coordinator import Archive, Coordinator, Weights
-from fedmerit.protocol.direction import Gradient
+from fedmerit.protocol.direction import Gradient, Manifest
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import MemoryState, Value
 from fedmerit.protocol.messages import Ask, Exchange, Parcel, Signed, StateAnswer, pack
@@ -183,6 +184,12 @@ class LocalTransport:
         }
         for name, factor in federation.config.corruption.misstate.items():
             self.members[name].misstates = factor
+        for client in federation.clients:
+            held_out = client.held_out
+            if held_out is not None:
+                self.members[client.name].held_out = lambda held_out=held_out: held_out
+        for name, what in federation.config.corruption.judge.items():
+            self.members[name].falsely = partial(self._false_column, name, what)
         self.local = LocalTraining(federation)
         if federation.config.scoring.solo:
             self.local.solo = dict.fromkeys(federation.names, federation.first)
@@ -261,6 +268,19 @@ class LocalTransport:
                 return Trained(trained - m0, len(client.y))
 
         return lambda: Work(m0, b"", train, m0_hash=self._m0_hash)
+
+    def _false_column(self, judge: str, what: str, manifest: Manifest) -> list[npt.NDArray[Any]]:
+        """Return what a false judge shows: in favour of a friend, or against everybody else."""
+        friend, units = what.partition(":")[2], []
+        for entry in manifest.rounds:
+            at, total = drawn_in(manifest, entry), np.zeros(manifest.bench.drawn if manifest.bench else 0)
+            others = [name for name in entry.participants if name not in (judge, friend)]
+            for name in (*others, *({friend} & {*entry.participants})):
+                client, update = self.members[name].brought(self.states[name], entry.round)
+                own = client.words(update.delta)[at].view(np.int32).astype(np.float64)
+                total += own if name == friend else -own / (len(others) if friend else 1)
+            units.append(total)
+        return units
 
     def analysed(self, outcome: Outcome) -> dict[str, Any]:
         weights = tuple(self.members[name].weight(self.run, outcome.round) for name in outcome.included)

@@ -229,6 +229,10 @@ def prepare(
         generator_for(config, "corruption"),
         config.corruption,
     )
+    if config.judged:
+        apart = generator_for(config, "held-out").spawn(len(clients))
+        pairs = zip(clients, apart, strict=True)
+        clients = [data.hold_out(client, config.panel.held_out, own) for client, own in pairs]
     network, unit = _network(config, dataset, seeds), _unit(config, dataset)
     if unit is not None:
         network.register_forward_hook(unit)

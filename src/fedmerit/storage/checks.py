@@ -23,6 +23,7 @@ from fedmerit.ledger.chain import Record, reading
 from fedmerit.ledger.kinds import compare, setting_of
 from fedmerit.ledger.run import Run
 from fedmerit.notes import Note
+from fedmerit.protocol.bench import board_of
 from fedmerit.protocol.coordinator import Summed, summed_rounds
 from fedmerit.protocol.direction import (
     Along,
@@ -152,7 +153,12 @@ def _copy(path: Path, name: str, config: Config) -> Iterator[None]:
         ) from error
 
 
-FOLLOW_FROM = {"reports": "scores", "settled": "scores-settled", "both": "scores-both"}
+FOLLOW_FROM = {
+    "reports": "scores",
+    "settled": "scores-settled",
+    "both": "scores-both",
+    "panel": "scores-settled",
+}
 """By `scoring.method`, the note that says what scores follow from."""
 
 
@@ -281,14 +287,27 @@ def _archived(archive: FolderArchive, run: Run) -> Iterator[tuple[Summed, Any]]:
         hashes = {"m0": model_hash(summed.m0), "m": model_hash(summed.m), "x": sum_hash(summed.words)}
         odd = [key for key, value in hashes.items() if stated.get(key) != value]
         if manifest is not None:
-            direction = archive.load("direction", number)["g"]
-            odd += ["direction"] if direction_hash(direction) != manifest.entry(number).g else []
+            direction, right = _lines(archive, manifest, manifest.along(number))
+            odd += [] if right else ["direction"]
         if odd:
             raise StoreError(
                 f"{archive.path}: {', '.join(odd)} of round {number} is not what the ledger says: put "
                 "the file of that round back"
             )
         yield summed, direction
+
+
+def _lines(archive: FolderArchive, manifest: Manifest, along: Along) -> tuple[Any, bool]:
+    """Return a direction, or all those of a panel in a round, and whether it is the one in the ledger."""
+    entry = manifest.entry(along.round)
+    if manifest.bench is None:
+        kind = "direction" if along.block is None else f"direction-{along.block}"
+        g = archive.load(kind, entry.round)["g"]
+        return g, direction_hash(g) == along.g
+    columns = archive.load("columns", 0)["columns"]
+    if problem := manifest.bench.problem_with(columns, len(manifest.rounds)):
+        raise StoreError(f"{archive.path}: {problem}: put the file back")
+    return board_of(manifest, entry, columns, archive.load("round", entry.round)["x"]), True
 
 
 def check_sums(archive: FolderArchive, run: Run) -> None:
@@ -361,6 +380,24 @@ def check_archive(archive: FolderArchive, run: Run, gradient: Gradient | None = 
 def _recomputed(
     archive: FolderArchive, run: Run, manifest: Manifest, gradient: Gradient | None
 ) -> Iterator[Note]:
+    opened = None if manifest.bench else _pool(archive, run, manifest)
+    for (summed, g), entry in zip(_archived(archive, run), manifest.rounds, strict=True):
+        if product(summed.words, g) != entry.product:
+            raise LedgerError(f"round {entry.round}: the product of sum and direction is not the one stated")
+        if gradient is not None and opened is not None:
+            blocks, _ = blocks_of(opened, balanced=bool(run.pool["balanced"]))
+            slopes, _, _ = slopes_of(gradient, summed.m0, summed.m, opened, blocks, entry.points)
+            values = as_units(slopes, manifest.blocks, entry.step, entry.weight)
+            if problem := differs(g, values, manifest.scale, summed.task.encoding):
+                raise LedgerError(f"round {entry.round}: {problem}")
+    yield Note("archive", rounds=len(manifest.rounds))
+    if manifest.bench is None:
+        yield Note("archive-gradient" if gradient else "archive-no-gradient")
+    yield from check_verdicts(archive, run)
+
+
+def _pool(archive: FolderArchive, run: Run, manifest: Manifest) -> Slice:
+    """Return the opened pool; raise LedgerError unless it is the one that was committed to and settled on."""
     pool = archive.load("pool", 0)
     path = pool["path"].tobytes()
     nodes = tuple(path[start : start + 32] for start in range(0, len(path), 32))
@@ -370,18 +407,7 @@ def _recomputed(
     opened.verify(run.pool, "settlement")
     if opened.id != manifest.pool:
         raise LedgerError(f"{archive.path}: its pool is not the one that was opened")
-    blocks, _ = blocks_of(opened, balanced=bool(run.pool["balanced"]))
-    for (summed, g), entry in zip(_archived(archive, run), manifest.rounds, strict=True):
-        if product(summed.words, g) != entry.product:
-            raise LedgerError(f"round {entry.round}: the product of sum and direction is not the one stated")
-        if gradient is not None:
-            slopes, _, _ = slopes_of(gradient, summed.m0, summed.m, opened, blocks, entry.points)
-            values = as_units(slopes, manifest.blocks, entry.step, entry.weight)
-            if problem := differs(g, values, manifest.scale, summed.task.encoding):
-                raise LedgerError(f"round {entry.round}: {problem}")
-    yield Note("archive", rounds=len(manifest.rounds))
-    yield Note("archive-gradient" if gradient else "archive-no-gradient")
-    yield from check_verdicts(archive, run)
+    return opened
 
 
 def _check_plain(archive: FolderArchive, run: Run, manifest: Manifest, entry: Entry) -> None:
@@ -432,9 +458,8 @@ def _case(
     assert run.settlement is not None
     entry = manifest.entry(along.round)
     setting, task = _attempt(archive, run, entry.round, manifest.coordinates, entry.m0, evidence.extra)
-    kind = "direction" if along.block is None else f"direction-{along.block}"
-    g = archive.load(kind, entry.round)["g"]
-    if direction_hash(g) != along.g:
+    g, right = _lines(archive, manifest, along)
+    if not right:
         raise LedgerError(f"{archive.path}: its direction is not the one of the verdict")
     if product(archive.load("round", entry.round)["x"], g) != along.product:
         raise LedgerError("the product of sum and direction is not the one stated")
@@ -445,7 +470,7 @@ def _case(
         raise LedgerError(f"the archived words of round {entry.round} are not those that members sent")
     before = [record for record in run.records if record.seq < at.seq]
     tables = {
-        table.author: table_of(table.author, table.body, manifest.run, manifest.digest, along)
+        table.author: table_of(table.author, table.body, manifest.run, manifest.digest, along, manifest.lanes)
         for table in before
         if table.kind == "table" and (table.body["round"], table.body["block"]) == (along.round, along.block)
     }

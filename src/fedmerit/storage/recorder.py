@@ -42,6 +42,7 @@ from fedmerit.protocol.settlement import countersignature
 from fedmerit.protocol.terms import EMBEDDED, Agreed
 from fedmerit.scoring.accumulate import Missing
 from fedmerit.scoring.doubts import check_payable
+from fedmerit.scoring.panel import MOST
 from fedmerit.secagg.messages import Blame
 from fedmerit.settings import Heading
 from fedmerit.storage.run_folder import ARCHIVE, Folder, read_checkpoint, write
@@ -325,7 +326,12 @@ def record_decision(run: Run, terms: Terms, heading: Heading | None = None) -> t
             archive; its code says which.
     """
     config, judged = run.config, (run.path.parent / ARCHIVE).is_dir()
-    if terms.score == "PHI" and run.settlement is not None and run.settlement.verdicts and not judged:
+    if (
+        terms.score in ("PHI", "PANEL")
+        and run.settlement is not None
+        and run.settlement.verdicts
+        and not judged
+    ):
         raise UnsettledShares(Note("settlement-unjudged", path=run.name), code="unjudged")
     named = (heading or Heading()).over(config.heading)
     terms = replace(terms, currency=terms.currency or named.currency)
@@ -464,9 +470,9 @@ def scores_document(
         parts = {name: _of_utility(rounds, clients, name, missing) for name in (paid, *others)}
     else:
         entries = [_unscored(closed, closed.included) for closed in rounds]
-        bare = {"clients": list(clients), "utility": paid, "method": "settled", "rounds": entries}
+        bare = {"clients": list(clients), "utility": paid, "method": config.scoring.method, "rounds": entries}
         parts = {paid: {**bare, "cumulative": {}}}
-    settled = {} if account is None else put_settled(parts[paid], account, missing)
+    settled = {} if account is None else put_settled(parts[paid], account, missing, config.panel.most)
     for utility, values in (truth or {}).items():
         parts[utility]["truth"] = values
     return {
@@ -496,8 +502,17 @@ def _entry(closed: Round, utility: str) -> RoundEntry:
     return closed.once("entry", utility, made)
 
 
-def put_settled(content: dict[str, Any], account: Account, missing: Missing) -> dict[str, Any]:
-    """Add settled PHI, the paid score, beside the other scores; return the block ``settlement``."""
+def put_settled(
+    content: dict[str, Any], account: Account, missing: Missing, most: float = MOST
+) -> dict[str, Any]:
+    """Add the paid score, PHI or PANEL, beside the others; return the block ``settlement`` or ``panel``."""
+    if account.panel is not None:
+        panel = account.panel_block(content["clients"], most)
+        content["cumulative"]["PANEL"] = panel["PANEL"]
+        own = account.panel.scores
+        errors = {} if own.stderr is None else dict(zip(own.clients, own.stderr.tolist(), strict=True))
+        content["stderr"] = {"PANEL": [errors.get(name) for name in content["clients"]]}
+        return {"panel": panel}
     block = account.block(content["clients"], missing)
     content["cumulative"]["PHI"] = block["cumulative"]
     content["stderr"] = {**content.get("stderr", {}), "PHI": block["stderr"]}
@@ -524,7 +539,9 @@ def _unscored(closed: Round, participants: Sequence[str] = ()) -> dict[str, Any]
 
 
 def score_files(content: Mapping[str, Any]) -> dict[str, bytes]:
-    if content.get("method") == "settled":  # there are no reports
+    if content.get("method") == "panel":
+        table = _panel_csv(content)
+    elif content.get("method") == "settled":  # there are no reports
         table = _settled_csv(content)
     else:
         entries = [entry for entry in content["rounds"] if entry["reports"] is not None]
@@ -535,6 +552,19 @@ def score_files(content: Mapping[str, Any]) -> dict[str, bytes]:
 def write_scores(folder: Folder, content: Mapping[str, Any]) -> None:
     for name, data in score_files(content).items():
         write(folder.path / name, data)
+
+
+def _panel_csv(content: Mapping[str, Any]) -> str:
+    """Return who helped whom as tidy CSV, one line per client and judge; empty until the run is settled."""
+    block = content.get("panel", {"judges": [], "matrix": []})
+    header = ["client", "judge", "utility", "stated_1", "stated_2", "s"]
+    lines = [
+        [name, judge, content["utility"], *(said[b] if said else (None, None)), row[b]]
+        for name, row, said in zip(content["clients"], block["matrix"], block.get("stated", ()), strict=False)
+        if row is not None
+        for b, judge in enumerate(block["judges"])
+    ]
+    return sheet_text([header, *lines])
 
 
 def _settled_csv(content: Mapping[str, Any]) -> str:

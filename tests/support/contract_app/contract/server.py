@@ -9,7 +9,7 @@ from flwr.serverapp.strategy import FedAvg
 
 import fedmerit.flower
 from contract.task import UTILITIES, federation, first_model, gradient, value
-from fedmerit.flower.server import SETTINGS
+from fedmerit.carriers.host import SETTINGS
 
 app = ServerApp()
 

@@ -16,10 +16,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord
 
+from fedmerit.carriers.shape import NamedArrays, Shape, listed, numbers
 from fedmerit.errors import ConfigError, DataError, FedmeritError, MessageError, ReportError
-from fedmerit.flower.codec import Shape, listed
 from fedmerit.identity import canonical
 from fedmerit.notes import Note
 from fedmerit.protocol.direction import Slope, metric_blocks
@@ -28,7 +27,7 @@ from fedmerit.protocol.pool import Indices, Slice
 from fedmerit.scoring.sampling import jackknife
 
 log = logging.getLogger("fedmerit")
-Value = Callable[[ArrayRecord, Any], npt.ArrayLike | Mapping[str, npt.ArrayLike]]
+Value = Callable[[NamedArrays, Any], npt.ArrayLike | Mapping[str, npt.ArrayLike]]
 """(model, test samples with ``x`` and ``y``) -> one number in [0, 1] per sample, or several such by name; one
 number in [0, 1] for a metric of the whole test set."""
 
@@ -40,7 +39,7 @@ def evaluator(value: Value, shape: Shape, utilities: Sequence[str]) -> Evaluate:
     these, ``value`` is called once more per block, with the samples outside it.
     """
 
-    def named(model: ArrayRecord, test: Slice | Samples) -> Mapping[str, Any]:
+    def named(model: NamedArrays, test: Slice | Samples) -> Mapping[str, Any]:
         values = value(model, test)
         if not isinstance(values, Mapping):
             values = {utilities[0]: values} if len(utilities) == 1 else {}
@@ -78,7 +77,7 @@ class Samples(NamedTuple):
     y: npt.NDArray[Any]
 
 
-Gradient = Callable[[ArrayRecord, Samples], tuple[float, Mapping[str, Any] | Sequence[Any]]]
+Gradient = Callable[[NamedArrays, Samples], tuple[float, Mapping[str, Any] | Sequence[Any]]]
 """(model, test samples with ``x`` and ``y``) -> the mean of the paid utility over these samples, and its
 gradient: an array for each floating-point array of the model, by name or in their order."""
 
@@ -261,11 +260,11 @@ def torch_scoring(
             made.checked = True
         return resolved
 
-    def loaded(arrays: ArrayRecord) -> Any:
+    def loaded(arrays: NamedArrays) -> Any:
         import torch
 
         net = made()
-        state = {name: torch.from_numpy(np.array(array.numpy())) for name, array in arrays.items()}
+        state = {name: torch.from_numpy(np.array(numbers(array))) for name, array in arrays.items()}
         own = net.state_dict()
         if state and state.keys() < own.keys():
             missing = [name for name in own if name not in state]
@@ -283,7 +282,7 @@ def torch_scoring(
             ) from None
         return net
 
-    def value(arrays: ArrayRecord, test: Any) -> npt.ArrayLike | Mapping[str, npt.ArrayLike]:
+    def value(arrays: NamedArrays, test: Any) -> npt.ArrayLike | Mapping[str, npt.ArrayLike]:
         from fedmerit.simulation.utilities import values_of
 
         net = loaded(arrays)
@@ -291,7 +290,7 @@ def torch_scoring(
             values = values_of(net, x, test.y, measures(net, x))
         return values if len(utilities) > 1 else values[utilities[0]]
 
-    def gradient(arrays: ArrayRecord, test: Any) -> tuple[float, dict[str, npt.NDArray[Any]]]:
+    def gradient(arrays: NamedArrays, test: Any) -> tuple[float, dict[str, npt.NDArray[Any]]]:
         from fedmerit.simulation.direction import slope
 
         net = loaded(arrays)

@@ -15,24 +15,28 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from msgspec import DecodeError, Struct, json
 
 from fedmerit import errors
+from fedmerit.carriers.door import Place, named, path_gradient
+from fedmerit.carriers.shape import Shape
 from fedmerit.config import of_folder
 from fedmerit.errors import SettlementError, StoreError
 from fedmerit.identity import Member, Roster, new_key, read_roster, write_roster
 from fedmerit.ledger.chain import LEDGER, Ledger
 from fedmerit.ledger.kinds import recorded_roster
 from fedmerit.ledger.run import opening_of
-from fedmerit.protocol.clearing import Clearing
+from fedmerit.protocol.clearing import Clearing, clearing_of
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.member import Participant
-from fedmerit.protocol.messages import Exchange, Parcel
+from fedmerit.protocol.memory import TERMS
+from fedmerit.protocol.messages import Ask, Exchange, Parcel
 from fedmerit.protocol.naming import HEAD, MESSAGES
+from fedmerit.protocol.outcome import Model
 from fedmerit.protocol.settlement import Settled, name_hash
-from fedmerit.protocol.terms import FLOWER, SIMULATED
+from fedmerit.protocol.terms import EMBEDDED
 from fedmerit.storage.checks import renew
 from fedmerit.storage.member_state import MemberFiles
 from fedmerit.storage.recorder import resumed
@@ -45,9 +49,6 @@ from fedmerit.storage.run_folder import (
     write,
 )
 from fedmerit.verify import verified_run
-
-if TYPE_CHECKING:
-    from flwr.app import ArrayRecord
 
 log = logging.getLogger("fedmerit")
 
@@ -75,8 +76,8 @@ def make_free(path: Path) -> None:
         raise _used(path)
     try:
         with held(path):
-            kinds, engine, _ = _kinds(path / LEDGER)
-            if not ("run" in kinds <= {"run", "pool", "join"} and engine in (FLOWER, SIMULATED)):
+            kinds, engine, _ = kinds_in(path / LEDGER)
+            if not ("run" in kinds <= {"run", "pool", "join"} and engine != EMBEDDED):
                 raise _used(path)
             for item in remains:
                 if item.is_dir():
@@ -87,7 +88,7 @@ def make_free(path: Path) -> None:
         raise StoreError(f"{path}: cannot be used again as a run folder: {error}") from error
 
 
-def _kinds(path: Path) -> tuple[set[str], str, bool]:
+def kinds_in(path: Path) -> tuple[set[str], str, bool]:
     """Return the kinds of records in a ledger, its engine, and whether members settle; none if unreadable."""
     try:
         with Ledger(path, read_only=True) as ledger:
@@ -98,7 +99,7 @@ def _kinds(path: Path) -> tuple[set[str], str, bool]:
 
 
 def _used(path: Path) -> StoreError:
-    kinds, _, settles = _kinds(path / LEDGER)
+    kinds, _, settles = kinds_in(path / LEDGER)
     to_settle = settles and "schedule" in kinds and "end" not in kinds
     return StoreError(
         f"{path}: not empty, and a Flower run cannot be resumed: give a new folder. To go on from the last "
@@ -107,32 +108,19 @@ def _used(path: Path) -> StoreError:
     )
 
 
-def last_model(folder: str | Path, like: ArrayRecord) -> ArrayRecord:
-    """Return the model after the last round in a run folder, from which to start a new run in a new folder.
-
-    It comes from the checkpoint of the last round in the ledger. If the strategy has a server optimiser, this
-    is the average before the optimiser acted; the optimiser's own state is not kept. ``like`` is a model with
-    the same names, shapes and types, such as a fresh one; arrays of integers are taken from it.
-
-    Raises:
-        LedgerError: the folder holds no readable ledger.
-        StoreError: no round is over in that folder, its checkpoint is gone or damaged, or it belongs to
-            another model than ``like``.
-    """
-    from fedmerit.flower.codec import Shape
-
-    path, shape = Path(folder), Shape.of(like)
+def last_vector(path: Path, expected: int) -> Model:
+    """Return the model after the last round in a run folder; see `fedmerit.flower.last_model`."""
     with Ledger(path / LEDGER, read_only=True) as ledger:
         rounds = list(ledger.records("round"))
     if not rounds:
         raise StoreError(f"{path}: no round is over; start from the first model, in a new folder")
     number, digest = int(rounds[-1].body["round"]), str(rounds[-1].body["checkpoint"])
-    model = read_checkpoint(path, "model", number, digest)["model"]
-    if model.size != (expected := shape.vector.size):
+    model: Model = read_checkpoint(path, "model", number, digest)["model"]
+    if model.size != expected:
         raise StoreError(
             f"{path}: the model of round {number} has {model.size} numbers, but the given one has {expected}"
         )
-    return shape.record(model)
+    return model
 
 
 def rehearsal(folder: str | Path, names: Sequence[str]) -> Path:
@@ -204,6 +192,7 @@ def state(
     gradient: Callable[..., Any] | None,
     target: Path,
     without: Sequence[str] = (),
+    kinds: Callable[[str], type[Shape]] = lambda engine: Shape,
 ) -> tuple[str, list[str]]:
     """Answer the messages of a settlement, and write what this member signs; return its name and the kinds.
 
@@ -215,16 +204,22 @@ def state(
         target: where the answers are written.
         without: members without whose statements or masks this member's owner agrees to close the
             settlement when its window is over; they share the remainder.
+        kinds: returns the shape that makes what ``gradient`` gets, by a run's engine.
 
     Raises:
         RefusedError: the member does not state; the log says why.
     """
-    from fedmerit.flower.client import Place, named, path_gradient
-
     name, identity, members = named(Place(key, roster))
+
+    def shape_kind() -> type[Shape]:
+        agreed = member.state(Ask.unpack(parcel)[0].run).get(TERMS)
+        return kinds(agreed.terms["engine"] if agreed else "")
+
     member = Participant(
         *(name, identity, members, partial(MemberFiles, key, identity), _no_evaluator),
-        gradients=partial(path_gradient, gradient or _no_gradient),
+        gradients=lambda shape, utility: path_gradient(
+            gradient or _no_gradient, shape_kind(), shape, utility
+        ),
     )
     member.without = tuple(without)
     answers: list[tuple[str, int, bytes]] = []
@@ -338,7 +333,7 @@ def _opened(path: Path, key: Path | None) -> Iterator[Clearing]:
         recorder = resumed(run, folder, config, recorded_roster(run.first, config), key)
         nothing: Any = None  # neither the pool nor the gradient is needed any more
         coordinator = Coordinator(recorder, nothing, _Nobody(), None)
-        yield Clearing(coordinator, nothing, FolderArchive(path / ARCHIVE))
+        yield clearing_of(coordinator, nothing, FolderArchive(path / ARCHIVE))
 
 
 def _answers_in(file: Path) -> tuple[str, tuple[tuple[str, int, bytes], ...]]:

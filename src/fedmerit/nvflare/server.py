@@ -1,0 +1,137 @@
+"""The server of a job: it runs the rounds, or goes on with those of a job before it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from nvflare.collab import collab
+
+from fedmerit.carriers.folders import rehearsal as keys_in
+from fedmerit.carriers.host import Host
+from fedmerit.carriers.measures import evaluator, slope_of
+from fedmerit.carriers.shape import Shape
+from fedmerit.errors import ConfigError
+from fedmerit.ledger.chain import LEDGER
+from fedmerit.nvflare.site import JobTask
+from fedmerit.nvflare.transport import CollabTransport
+from fedmerit.protocol.clearing import finish
+from fedmerit.protocol.outcome import Evaluations, Model
+from fedmerit.protocol.terms import NVFLARE, NVFLARE_SIMULATED, least_scheduled
+from fedmerit.report.page.html import page_of_run
+from fedmerit.storage.recorder import LedgerRecorder
+from fedmerit.storage.run_folder import Folder
+
+log = logging.getLogger("fedmerit")
+
+
+class Hub:
+    """What a job runs on the server.
+
+    Args:
+        task: the name of the module with the task.
+        num_rounds: how many rounds are trained.
+        options: arguments of `Host` that are numbers and texts, by name.
+        rehearsal: the folder with everybody's key, instead of a roster.
+        timeout: seconds for a member who trains or evaluates.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        num_rounds: int,
+        options: dict[str, Any],
+        rehearsal: str = "",
+        timeout: float = 3600.0,
+    ) -> None:
+        self.task, self.num_rounds, self.options = task, num_rounds, options
+        self.rehearsal, self.timeout = rehearsal, timeout
+
+    @collab.main  # type: ignore[untyped-decorator]
+    def run(self) -> dict[str, Any]:
+        """Run the job, and return the content of ``scores.json``."""
+        names = [client.name for client in collab.clients]
+        options = dict(self.options)
+        if self.rehearsal:
+            options["roster"] = str(keys_in(self.rehearsal, names))
+        return JobHost(JobTask(self.task), options, self.timeout).run(self.num_rounds)
+
+
+class JobHost(Host):
+    """A run whose model is the plain average, round after round."""
+
+    transport = CollabTransport
+
+    def __init__(self, task: JobTask, options: Mapping[str, Any], timeout: float) -> None:
+        super().__init__(test=task.test_set(), value=task.value, gradient=task.gradient, **options)
+        self.first, self.timeout = task.first_model(), timeout
+
+    def run(self, rounds: int) -> dict[str, Any]:
+        """Run the rounds that are not over yet, settle, and return the scores."""
+        shape = Shape.of(self.first)
+        simulated = any("Simulator" in kind.__name__ for kind in type(collab.fl_ctx.get_engine()).__mro__)
+        engine = NVFLARE_SIMULATED if simulated else NVFLARE
+        transport = self.transport(
+            shape=shape, patience=self.patience, join=self.join, timeout=self.timeout, total=rounds
+        )
+        begun = (self.folder / LEDGER).is_file() and self._is_scheduled()
+        opened = self._again if begun else self._new
+        with opened(engine, shape, rounds, transport) as recorder:
+            model = self._taken_over(recorder, transport.coordinator, shape.vector) if begun else shape.vector
+            self._go_on(recorder, transport, model, rounds)
+        if self.page:
+            log.info("%s", page_of_run(self.folder))
+        return self.scores
+
+    def _go_on(self, recorder: LedgerRecorder, transport: CollabTransport, model: Model, rounds: int) -> None:
+        """Run the rounds that the ledger does not hold, and end the run."""
+        coordinator, run = transport.coordinator, recorder.resumed
+        least = least_scheduled(coordinator.config)
+        if run is not None and run.end is not None:
+            if coordinator.config.settles:
+                self._check_settled(run)
+            transport.gather(0)
+            coordinator.seal([name for name in transport.nodes if name not in run.seen], run.end.digest.hex())
+            return
+        transport.rounds = len(recorder.rounds)
+        transport.gather(least)
+        try:
+            while transport.rounds < rounds:
+                transport.enough(least)
+                after = transport.next_round(model)
+                model = model if after is None else after
+            transport.check_closed()
+            transport.awaited(coordinator.config.clients)
+            finish(coordinator, model)
+        finally:
+            self.scores = recorder.write_scores()
+        if not self._tell_unsettled(coordinator):
+            log.info("ledger and scores: fedmerit score %s", self.folder.resolve())
+
+    def _is_scheduled(self) -> bool:
+        """Return whether the folder holds a run in which members were asked for something."""
+        from fedmerit.carriers.folders import kinds_in
+
+        return "schedule" in kinds_in(self.folder / LEDGER)[0]
+
+    @contextmanager
+    def _again(
+        self, engine: str, shape: Shape, rounds: int, transport: CollabTransport
+    ) -> Iterator[LedgerRecorder]:
+        """Go on with the run in the folder, in which another job stopped."""
+        config, run = self._begun(engine)
+        if config.training.rounds != rounds:
+            raise ConfigError(
+                f"num_rounds: the run in {self.folder} has {config.training.rounds}, got {rounds}"
+            )
+        with Folder(self.folder, config, resume=True) as folder:
+            recorder, pool = self._taken_up(folder, config, run)
+            recorder.check_same(shape.vector)
+            if opened := self._opened(engine):
+                opened.check(pool.settlement(), recorder.run)
+            evaluate = self.value and evaluator(self.value, shape, config.scoring.utilities)
+            slope = slope_of(self.gradient, shape) if self.gradient and config.settles else None
+            self._coordinator(recorder, pool, transport, evaluate and Evaluations(evaluate), slope)
+            yield recorder
