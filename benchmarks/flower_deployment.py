@@ -34,7 +34,7 @@ from fedmerit.identity import Member, Roster, new_key, write_roster  # noqa: E40
 from loopback import Loopback  # noqa: E402
 
 NAMES = HOSPITALS[:4]
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+USUAL = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 PLAIN = """
 from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
@@ -118,7 +118,7 @@ def main() -> None:
             for hospital in NAMES
         }
         made = apps(folder)
-        with Loopback(folder / "federation", nodes, ONE_THREAD) as federation:
+        with Loopback(folder / "federation", nodes, USUAL) as federation:
             for repeat in range(options.repeats):
                 for kind, found in runs.items():
                     config = {"rounds": options.rounds, "roster": str(roster), "local-epochs": 1}

@@ -59,6 +59,13 @@ def test_a_steady_settled_round_takes_three_exchanges_and_the_model_travels_once
     assert {kind: kinds[kind] for kind in rounds} == rounds
     assert all(len(one.reports) == 4 for one in rounds_in(home / "run"))
     assert not strategy.notes
+    size = sum(array.numpy().size for array in ArrayRecord(task.first_model()).values())
+    for _, message, _ in grid.seen:
+        ask = exchange_of(message)
+        if ask.exchange == "train":
+            arrays = [array for record in message.content.array_records.values() for array in record.values()]
+            assert 4 * size < sum(len(array.data) for array in arrays) < 4 * size + 6000
+            assert ("sum" in ask.arrays) == (ask.round > 1)
 
 
 def test_an_evaluation_tells_listed_metrics_and_no_sample_count(home):

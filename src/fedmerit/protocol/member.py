@@ -119,6 +119,7 @@ class Participant(Signatory):
         self.held_out = held_out
         self.masked = False  # whether the last answer was a masked update
         self.declined = ""  # why its last answer was to leave the round; never sent
+        self.reached: tuple[Any, Model] | None = None  # shape and M of the round that it acknowledged last
         self.solo: Model | None = None  # the model it trained alone, if it does so
         self.early = True  # whether it sends keys and shares for the next round ahead
 
@@ -394,6 +395,7 @@ class Contributor:
             state.put(memory.LEFT, str(error))
             state.save()
             raise
+        member.reached = update.shape, outcome.model
         scorer = self._scorer(update.shape)
         report = scorer.report(
             m0, outcome, contribution, weight, solo=member.solo, direction=member.rehearsal
