@@ -70,6 +70,8 @@ class Contributions(Host):
             simulation whose roster names no server makes a key of its own.
     """
 
+    defers = True  # Flower starts a process for every message
+
     def __init__(
         self,
         strategy: Strategy,
