@@ -232,7 +232,9 @@ def _by_panel(
     assert panel is not None
     if (n := panel.n) < FEWEST:
         raise UnsettledShares(Note("panel-few", count=n, least=FEWEST), code="few")
-    errors = share_errors(panel, most=config.panel.most)
+    if not account.paying:
+        raise UnsettledShares(Note("settlement-credit"), code="unwitnessed")
+    errors = share_errors(account.paid, most=config.panel.most)
     middle = 0.0 if errors is None else float(np.median([*errors.values()]))
     if middle > 1 / (3 * n) and not terms.despite_doubts:
         raise UnsettledShares(

@@ -39,6 +39,7 @@ LEAST_REHEARSED: Final = 20
 OFF: Final = 0.05
 """How far a column may be off its judge's gain beside four standard errors; nothing is refused beyond."""
 DIGITS: Final = 1e-3  # utilities are stated to three decimals
+LARGEST: Final = 1e60  # beyond any number of a judge; scores made from larger ones would overflow
 _PARTS: Final = 10**6
 
 
@@ -90,7 +91,10 @@ class Showing:
         try:
             floats = {key: number(body[key]) for key in ("scale", "first", "last", "rest", "error")}
             read = cls(str(body["judge"]), str(body["column"]), samples=integer(body["samples"]), **floats)
-            if read.body() != dict(body) or not 0 < read.scale < float("inf") or read.samples < 1:
+            sized = 1 / LARGEST <= read.scale <= LARGEST and all(
+                abs(one) <= LARGEST for one in floats.values()
+            )
+            if read.body() != dict(body) or not sized or read.error < 0 or read.samples < 1:
                 raise ValueError("numbers that no judge has")
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise MessageError(f"not what a judge shows: {error!r:.120}", stage="judged") from None
@@ -193,13 +197,13 @@ def board_of(manifest: Manifest, entry: Entry, columns: npt.NDArray[np.int8], x:
     assert bench is not None
     at, place = drawn_in(manifest, entry), manifest.rounds.index(entry)
     rows, middle = columns[:, place], halves(bench.drawn)[0].stop
-    plain = Board(at, rows, middle, entry.g)
+    plain = Board(at, rows, middle, bench.seed)
     if not bench.blur:
         return plain
     if x is None:
         raise BindingError(f"has not kept the sum of round {entry.round}")
     spread = _spread(plain, x[at].view(np.int32), bench.blur, len(manifest.rounds), len(entry.participants))
-    return Board(at, rows, middle, entry.g, spread)
+    return Board(at, rows, middle, bench.seed, spread)
 
 
 def _spread(
