@@ -14,21 +14,27 @@ import numpy as np
 from side_by_side import StackedTraining
 
 from fedmerit.protocol.outcome import Model
+from fedmerit.protocol.pool import Slice
 from fedmerit.simulation.setup import Federation
 
-Kind = Literal["pool", "replay", "scale", "pair"]
+Kind = Literal["pool", "replay", "scale", "pair", "empty pair"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def who(names: Sequence[str], kind: Kind) -> tuple[str, ...]:
     """Return who cheats: the last member; as a pair the last two, of whom the first one is to gain."""
-    return tuple(names[-2:] if kind == "pair" else names[-1:])
+    return tuple(names[-2:] if kind.endswith("pair") else names[-1:])
 
 
 def told_the_pool(federation: Federation) -> Federation:
     """The same federation, but its last member has the test pool in the place of data of its own."""
-    shown, (*others, cheat) = federation.pool.slice(1), federation.clients
-    return replace(federation, clients=[*others, replace(cheat, x=shown.x, y=shown.y)])
+    return told(federation, federation.pool.slice(1))
+
+
+def told(federation: Federation, shown: Slice) -> Federation:
+    """The same federation, but its last member trains on these samples."""
+    *others, cheat = federation.clients
+    return replace(federation, clients=(*others, replace(cheat, x=shown.x, y=shown.y)))
 
 
 @dataclass(eq=False)
@@ -40,6 +46,7 @@ class Cheating(StackedTraining):
     - "scale": sends ``factor`` times its own honest update.
     - "pair": two honest members add and take away ``factor`` times the last public update; their sum, and so
       the model, stays as it was.
+    - "empty pair": two members without data do so.
     """
 
     kind: Kind = "scale"
@@ -61,9 +68,10 @@ class Cheating(StackedTraining):
         models = super().train(number, scheduled, start, stale, tell)
         cheats = who(self.federation.names, self.kind)
         public = start - stale  # zero in the first round
-        if self.kind == "pair":
+        if self.kind.endswith("pair"):
             for name, sign in zip(cheats, (1, -1), strict=True):
-                models[name] = models[name] + np.float32(sign * self.factor) * public
+                own = start if self.kind == "empty pair" else models[name]
+                models[name] = own + np.float32(sign * self.factor) * public
             return models
         update = models[cheats[0]] - start
         if self.kind == "replay":

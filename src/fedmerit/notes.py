@@ -489,6 +489,7 @@ EXTRAS = {
     "plot": ("altair",),
     "flower": ("flwr",),
     "nvflare": ("nvflare",),
+    "dp": ("dp-accounting",),
 }
 """The extras that people install, and the packages in them."""
 

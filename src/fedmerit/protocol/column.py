@@ -37,6 +37,8 @@ INNOVATION: Final = 5
 RMS: Final = 16.0
 """The root mean square of a column, over all rounds; within 1 %, a larger one would weigh more."""
 LARGEST: Final = 127
+SPIKE: Final = 5.0
+"""The largest coordinate of a gradient, in root mean squares of a round with its noise."""
 _SLACK: Final = 0.01
 
 
@@ -96,7 +98,11 @@ def innovation(gradient: Values, publics: npt.ArrayLike) -> tuple[Values, Values
 def shown(
     slopes: npt.ArrayLike, publics: npt.ArrayLike, noise: float, *seed: bytes | str | int
 ) -> tuple[Values, Values]:
-    """Return what a judge shows of a round, before it is rounded, and what innovation took away.
+    r"""Return what a judge shows of a round, before it is rounded, and what it leaves out of its gradient.
+
+    Coordinates beyond `SPIKE` of the final root mean squares are cut to that before innovation, and the noise
+    is freed of the public updates as the gradient is. Where eight bits or the noise did it afterwards, two
+    members without data could add and take away a public update, and be paid for what is left of it.
 
     Args:
         slopes: the gradient of each half of its data, shape (2, |K|), at the drawn coordinates.
@@ -105,19 +111,22 @@ def shown(
         seed: what the noise is made from.
     """
     rows = np.asarray(slopes, np.float64)
+    parts = halves(rows.shape[1])
     before = np.asarray(publics, np.float64).reshape(-1, rows.shape[1])[-INNOVATION:]
-    left, removed = np.zeros(rows.shape[1]), np.zeros(rows.shape[1])
-    for row, half in zip(rows, halves(rows.shape[1]), strict=True):
-        left[half], removed[half] = innovation(row[half], before[:, half])
-    spread = noise * math.sqrt(float(np.mean(left**2)))
-    drawn = normal(left.size, "noise", *seed) / 2.0**NORMAL if spread else np.zeros(left.size)
-    return left + spread * drawn, removed
+    gradient = np.concatenate([row[half] for row, half in zip(rows, parts, strict=True)])
+    most = SPIKE * math.hypot(1.0, noise) * math.sqrt(float(np.mean(gradient**2)))
+    left = np.clip(gradient, -most, most)
+    drawn = normal(left.size, "noise", *seed) / 2.0**NORMAL if noise else np.zeros(left.size)
+    for half in parts:
+        left[half], drawn[half] = (innovation(one[half], before[:, half])[0] for one in (left, drawn))
+    return left + noise * math.sqrt(float(np.mean(left**2))) * drawn, gradient - left
 
 
 def rounded(values: Sequence[Values]) -> tuple[Column, float]:
     """Return a judge's column and its scale: what one unit is worth.
 
-    The scale makes the root mean square of all rounds `RMS`; what is beyond eight bits is cut off.
+    The scale makes the root mean square of all rounds `RMS`; what is beyond eight bits is cut off. Where no
+    scale does, as with fewer than one number in 60 that is not 0, there is no column: noise prevents it.
 
     >>> column, scale = rounded([np.array([1.0, -1.0]), np.array([2.0, 0.0])])
     >>> column.tolist(), round(scale, 3)
@@ -134,10 +143,10 @@ def rounded(values: Sequence[Values]) -> tuple[Column, float]:
     scale = size / RMS
     for _ in range(60):
         column = np.clip(np.rint(units / scale), -LARGEST, LARGEST).astype(np.int8)
-        if not malformed(column, column.shape):
-            break
+        if not (problem := malformed(column, column.shape)):
+            return column, scale
         scale *= _rms(column) / RMS
-    return column, scale
+    raise SettlementError(f"the gradients of the held-out data fit no eight bits: {problem}", code="spiky")
 
 
 def malformed(column: npt.NDArray[Any], shape: tuple[int, ...]) -> str:
