@@ -8,48 +8,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from attacked import judging
 from fedmerit.identity import canonical, content, exact
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.run import replay
 from fedmerit.protocol import memory
-from fedmerit.protocol.bench import board_of
-from fedmerit.protocol.clearing import clearing_of
 from fedmerit.protocol.messages import Signed, pack
 from fedmerit.protocol.settlement import tables_hash
-from linear_federation import LIAR, Federation, data
+from linear_federation import LIAR
 from wire import unpack
 
 NAMES = tuple(f"client-{i}" for i in range(5))
 
 
-class Hospital(Federation):
-    """A federation with a panel: members judge by 40 samples that they do not train on."""
-
-    def _member(self, name):
-        member = super()._member(name)
-        member.held_out = lambda: data(f"{name} at home", 40, self.seed)
-        return member
-
-    def clearing(self):
-        return clearing_of(self.coordinator, self.coordinator.gradient, self.coordinator.archive)
-
-    def asked(self, exchange, name=LIAR):
-        """Return the first message of an exchange that a member was sent."""
-        return next(one.ask for one in self.passed if (one.ask.exchange, one.member) == (exchange, name))
-
-    def refusals(self, *exchanges):
-        return [one.member for one in self.passed if one.error and one.ask.exchange in exchanges]
-
-    def account(self):
-        with Ledger(self.folder / "ledger.sqlite", read_only=True) as ledger:
-            return replay(ledger).account
+def refusals(federation, *exchanges):
+    return [one.member for one in federation.passed if one.error and one.ask.exchange in exchanges]
 
 
-def judged(home, members=5, rounds=2, *, sections=None, **given):
-    settings = {
-        "scoring": {"method": "panel"}, "panel": {"least": 20, "coordinates": 100}, **(sections or {}),
-    }  # fmt: skip
-    return Hospital(home, members, rounds, settings=settings, **given)
+def account_of(federation):
+    with Ledger(federation.folder / "ledger.sqlite", read_only=True) as ledger:
+        return replay(ledger).account
 
 
 def tabling(federation, value, peer="client-3"):
@@ -92,7 +70,7 @@ def silent(federation, who, *exchanges):
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory):
-    return judged(tmp_path_factory.mktemp("honest")).run()
+    return judging(tmp_path_factory.mktemp("honest")).run()
 
 
 # ------------------------------------------------------------------------------------------------- liveness
@@ -100,7 +78,7 @@ def honest(tmp_path_factory):
 
 @pytest.mark.parametrize("value", ["-1", hex(2 ** (64 * 11))])
 def test_a_number_beyond_all_lanes_leaves_its_author_unproved_and_stops_nobody(tmp_path, value):
-    federation = tabling(judged(tmp_path), value).run()
+    federation = tabling(judging(tmp_path), value).run()
     found = federation.coordinator.settled
     assert (found.final, found.unproved, found.liars) == (False, (LIAR,), ())
     assert federation.verified()
@@ -119,7 +97,7 @@ def test_a_number_beyond_all_lanes_leaves_its_author_unproved_and_stops_nobody(t
     ],
 )
 def test_a_judge_with_impossible_numbers_is_no_judge_and_stops_nobody(tmp_path, change):
-    federation = showing(judged(tmp_path), change).run()
+    federation = showing(judging(tmp_path), change).run()
     found = federation.coordinator.settled
     assert found.final
     assert found.manifest.bench.names == tuple(name for name in NAMES if name != LIAR)
@@ -128,17 +106,17 @@ def test_a_judge_with_impossible_numbers_is_no_judge_and_stops_nobody(tmp_path, 
 
 @pytest.mark.parametrize("away", [("witness",), ("open", "agree", "agreed", "state")])
 def test_a_witness_that_stays_away_keeps_nobody_from_being_paid(tmp_path, monkeypatch, away):
-    federation = silent(judged(tmp_path), "client-2", *away)
+    federation = silent(judging(tmp_path), "client-2", *away)
     with federation.over():
-        assert {*federation.account().unwitnessed} == {*NAMES} - {"client-2"}
+        assert {*account_of(federation).unwitnessed} == {*NAMES} - {"client-2"}
         assert federation.close(monkeypatch).final
-        account = federation.account()
+        account = account_of(federation)
         assert (account.final, account.awaited, account.unwitnessed) == (True, ("client-2",), ())
         assert min(account.shares(3, {}).values()) > 0
 
 
 def test_ends_who_hand_over_no_key_are_not_paid_at_the_end(tmp_path, monkeypatch):
-    federation = judged(tmp_path, 7)
+    federation = judging(tmp_path, 7)
     ends = (LIAR, "client-3")
     for name, peer in (ends, ends[::-1]):
 
@@ -152,12 +130,12 @@ def test_ends_who_hand_over_no_key_are_not_paid_at_the_end(tmp_path, monkeypatch
         federation.answering("seal", 2, spoil, name)
     with federation.over():
         assert federation.close(monkeypatch).final
-        assert federation.account().unwitnessed == ends
+        assert account_of(federation).unwitnessed == ends
 
 
 def test_a_round_without_witnesses_counts_for_nobody_and_costs_nobody_its_share(tmp_path):
-    federation = judged(tmp_path, 5, 3, lost=[("client-4", 2, "masked")]).run()
-    account = federation.account()
+    federation = judging(tmp_path, 5, 3, lost=[("client-4", 2, "masked")]).run()
+    account = account_of(federation)
     assert (account.paying, account.unwitnessed) == ((1, 3), ())
     assert account.pairs == (20, 26)
     only = account.panel_in((1, 3))
@@ -165,7 +143,7 @@ def test_a_round_without_witnesses_counts_for_nobody_and_costs_nobody_its_share(
 
 
 def test_no_round_pays_where_masks_prove_nothing(tmp_path):
-    account = judged(tmp_path, sections={"settlement": {"naming": False}}).run().account()
+    account = account_of(judging(tmp_path, sections={"settlement": {"naming": False}}).run())
     assert account.paying == ()
 
 
@@ -183,16 +161,16 @@ def test_no_judge_can_try_out_columns_until_the_noise_favours_it(honest):
     other = replace(manifest, bench=bench, rounds=entries)
     assert other.digest != manifest.digest
     key = bytes(range(32))
-    first, second = (board_of(one, one.rounds[0], columns, x) for one in (manifest, other))
+    first, second = (one.board(one.rounds[0], columns, x) for one in (manifest, other))
     assert any(first.blur)
     assert first.noise(key) == second.noise(key)
     drawn = replace(manifest, bench=replace(bench, seed="0" * 64))
-    assert board_of(drawn, entry, columns, x).noise(key) != first.noise(key)
+    assert drawn.board(entry, columns, x).noise(key) != first.noise(key)
 
 
 def test_a_server_does_not_choose_what_innovation_takes_away(tmp_path, honest):
     """Judges take the sums that they signed for; of others, a friend's replay would be paid."""
-    federation = judged(tmp_path)
+    federation = judging(tmp_path)
 
     def clear(name, ask):
         if ask.exchange != "judge" or ask.round == 1:
@@ -214,7 +192,7 @@ def test_a_server_does_not_choose_what_innovation_takes_away(tmp_path, honest):
 
 def test_fewer_than_t_judges_settle_nothing(tmp_path):
     """Slices of members who do not judge are divided equally, so a server could pay a friend without data."""
-    federation = judged(tmp_path)
+    federation = judging(tmp_path)
     federation.reaches = lambda name, ask: ask.exchange != "judge" or name in ("client-0", LIAR)
     with federation.over():
         assert federation.coordinator.settled is None
@@ -226,15 +204,15 @@ def test_fewer_than_t_judges_settle_nothing(tmp_path):
 
 
 def test_a_column_is_shown_only_to_a_list_of_t_judges(tmp_path):
-    federation = judged(tmp_path)
+    federation = judging(tmp_path)
     federation.telling("column", 2, lambda body: body.update(showings={LIAR: body["showings"][LIAR]}))
     federation.run()
-    assert federation.refusals("column") == [LIAR]
+    assert refusals(federation, "column") == [LIAR]
 
 
 @pytest.mark.parametrize("key", ["m0", "x", "participants"])
 def test_no_member_judges_a_round_that_it_knows_otherwise(tmp_path, key):
-    federation = judged(tmp_path)
+    federation = judging(tmp_path)
 
     def false(body):
         manifest = json.loads(body["manifest"])
@@ -245,7 +223,7 @@ def test_no_member_judges_a_round_that_it_knows_otherwise(tmp_path, key):
     for number in (1, 2):
         federation.telling("judge", number, false)
     federation.run()
-    assert {*federation.refusals("judge")} == {LIAR}
+    assert {*refusals(federation, "judge")} == {LIAR}
     assert LIAR not in federation.coordinator.settled.manifest.bench.names
 
 

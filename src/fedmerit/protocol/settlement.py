@@ -552,13 +552,15 @@ class Settled:
 
     def panel_in(self, rounds: Collection[int]) -> Panel:
         """Return who helped whom in these rounds."""
+        bench = self.manifest.bench
+        assert bench is not None
         lanes = self.manifest.lanes
         counted = [
             {name: signed_lanes(self.counted(entry, name), lanes) for name in entry.participants}
             for entry in self.manifest.rounds
             if entry.round in rounds
         ]
-        return panel_of(self.manifest, counted, self.panelists)
+        return panel_of(bench, self.manifest.coordinates, counted, self.panelists)
 
     @cached_property
     def columns(self) -> dict[str, bool]:
