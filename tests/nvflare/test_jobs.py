@@ -14,11 +14,13 @@ from nvflare.collab.api.exceptions import RunAborted as JobAborted
 
 import fedmerit.nvflare
 import linear_task
+from fedmerit.carriers.folders import add, state
 from fedmerit.errors import ConfigError, ProtocolError, RunAborted, StoreError
 from fedmerit.nvflare import site as sites_
 from fedmerit.nvflare.server import JobHost
 from fedmerit.nvflare.site import JobTask, digest_of_job
 from fedmerit.protocol.messages import Ask, Parcel
+from fedmerit.protocol.settler import SETTLING
 from fedmerit.verify import verify_folder
 from flare import job, task_named
 from runs import bodies_of, records_of, rounds_in
@@ -91,12 +93,34 @@ def test_a_new_job_goes_on_where_a_stopped_one_was(home, at, number):
     assert "settlement: 2 of 2 equations hold" in list(verify_folder(home / "run"))
 
 
-def test_rounds_that_have_a_sum_are_enough_and_a_job_after_the_end_trains_nothing(home):
+def test_rounds_that_have_a_sum_are_enough_and_a_job_after_the_end_trains_nothing(home, caplog):
     run(home, spare=2)
+    assert "this run is over" not in caplog.text
     assert [one.aborted for one in rounds_in(home / "run")] == ["", ""]
     count = len(records_of(home / "run"))
     run(home, spare=2)
     assert len(records_of(home / "run")) == count
+    assert "this run is over" in caplog.text
+
+
+def test_a_site_that_was_away_at_the_settlement_states_by_hand(home):
+    def passes(name, sent, answer):
+        ask = Ask.unpack(Parcel(sent["head"], sent["arrays"]))[0]
+        if name == NAMES[1] and (
+            ask.exchange in SETTLING or ((ask.exchange, ask.round) == ("join", 0) and begun())
+        ):
+            raise TimeoutError
+        return answer()
+
+    def begun():
+        return (home / "run" / "ledger.sqlite").exists() and records_of(home / "run", "opening")
+
+    run(home, passes=passes)
+    assert bodies_of(home / "run", "settled")[-1]["missing"] == [NAMES[1]]
+    file, messages = home / "stated.json", home / "run" / "archive" / "messages"
+    state(home / f"{NAMES[1]}.pem", home / "roster.toml", messages, linear_task.gradient, file)
+    assert add(home / "run", file).missing == ()
+    assert "settlement: 2 of 2 equations hold" in list(verify_folder(home / "run"))
 
 
 def test_a_job_of_another_run_does_not_go_on_with_this_one(home):
@@ -261,7 +285,7 @@ def test_a_recipe_says_what_it_lacks():
     with pytest.raises(ConfigError, match="rehearsal"):
         make(roster="roster.toml", rehearsal="keys")
     with pytest.raises(ConfigError, match="expected a function 'train'"):
-        JobTask("json").train(None)
+        JobTask("json").call("train")
 
 
 def test_the_core_needs_no_nvflare():
