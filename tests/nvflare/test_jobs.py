@@ -58,7 +58,7 @@ def stopped(home, at, number, **options):
 
     def passes(name, sent, answer):
         ask = Ask.unpack(Parcel(sent["head"], sent["arrays"]))[0]
-        if (ask.exchange, ask.round) == (at, number) and name == NAMES[-1]:
+        if ask.exchange == at and number in (ask.round, None) and name == NAMES[-1]:
             aborted.trigger(True)
         if aborted.triggered:
             raise JobAborted("gone")
@@ -101,6 +101,15 @@ def test_rounds_that_have_a_sum_are_enough_and_a_job_after_the_end_trains_nothin
     run(home, spare=2)
     assert len(records_of(home / "run")) == count
     assert "this run is over" in caplog.text
+
+
+@pytest.mark.parametrize("at", ["train", "judge", "judged", "column", "state"])
+def test_a_panel_needs_no_test_set_and_goes_on_too(home, at):
+    task = task_named("judged", **{**vars(linear_task), "test_set": None})
+    stopped(home, at, None, spare=1, task=task, config={"panel": {"least": 20}})
+    scores = run(home, spare=1, task=task, config={"panel": {"least": 20}})["panel"]
+    assert (scores["judges"], scores["holds"], scores["missing"]) == ([*NAMES], [True] * 4, [])
+    assert "panel" in [line.code for line in verify_folder(home / "run", archive=home / "run" / "archive")]
 
 
 def test_a_site_that_was_away_at_the_settlement_states_by_hand(home):

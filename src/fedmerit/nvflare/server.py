@@ -12,7 +12,6 @@ from nvflare.collab import collab
 from fedmerit.carriers.folders import kinds_in
 from fedmerit.carriers.folders import rehearsal as keys_in
 from fedmerit.carriers.host import Host
-from fedmerit.carriers.measures import evaluator, slope_of
 from fedmerit.carriers.shape import Shape
 from fedmerit.errors import ConfigError
 from fedmerit.ledger.chain import LEDGER
@@ -68,7 +67,8 @@ class JobHost(Host):
     transport = CollabTransport
 
     def __init__(self, task: JobTask, options: Mapping[str, Any], timeout: float) -> None:
-        super().__init__(test=task.call("test_set"), value=task.value, gradient=task.gradient, **options)
+        test = None if task.test_set is None else task.test_set()
+        super().__init__(test=test, value=task.value, gradient=task.gradient, **options)
         self.first, self.timeout, self.wanted = task.call("first_model"), timeout, 0
 
     def run(self, rounds: int, spare: int = 0) -> dict[str, Any]:
@@ -131,10 +131,9 @@ class JobHost(Host):
         with Folder(self.folder, config, resume=True) as folder:
             recorder, pool = self._taken_up(folder, config, run)
             recorder.check_same(shape.vector)
-            if opened := self._opened(engine):
+            evaluate, slope = self._measures(config, shape)
+            if slope is not None and (opened := self._opened(engine)):
                 opened.check(pool.settlement(), recorder.run)
-            evaluate = self.value and evaluator(self.value, shape, config.scoring.utilities)
-            slope = slope_of(self.gradient, shape) if self.gradient and config.settles else None
             self._coordinator(recorder, pool, transport, evaluate and Evaluations(evaluate), slope)
             yield recorder
 

@@ -49,9 +49,11 @@ class JobTask:
         self.value: Value | None = self._names.get("value") or getattr(scoring, "value", None)
         self.gradient: Gradient | None = self._names.get("gradient") or getattr(scoring, "gradient", None)
         self.accept: Callable[[Config], None] = self._names.get("accept", cautious)
+        self.test_set: Callable[[], Any] | None = self._names.get("test_set")
+        self.held_out: Callable[[], tuple[Any, Any]] | None = self._names.get("held_out")
 
     def call(self, name: str, *given: Any) -> Any:
-        """Call one of the user's functions: ``train``, ``first_model`` or ``test_set``."""
+        """Call one of the user's functions that a run cannot do without."""
         if not callable(found := self._names.get(name)):
             raise ConfigError(f"task {self.module}: expected a function {name!r}")
         return found(*given)
@@ -125,6 +127,7 @@ class Site:
             *(place, task.value, task.gradient, Shape),
             engines=(NVFLARE, NVFLARE_SIMULATED),
             accept=task.accept,
+            held_out=task.held_out,
             seed=self.seed,
             run_config=job,
         )
