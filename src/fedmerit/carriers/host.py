@@ -55,6 +55,8 @@ class Host:
     """The shape that makes what users' functions get."""
     optimiser = False
     """Whether the model is moved on after the sum."""
+    defers: ClassVar[bool] = False
+    """Whether an exchange costs so much that a sum is acknowledged with the next round's first message."""
 
     def __init__(
         self,
@@ -140,6 +142,7 @@ class Host:
         coordinator = Coordinator(
             *(recorder, pool, transport, measure),
             refused=Notes(path / "notes.txt"),
+            defers=self.defers,
             gradient=slope and along_path(slope),
             archive=FolderArchive(path / ARCHIVE),
             awaited=transport.awaited,
