@@ -16,7 +16,6 @@ import fedmerit.nvflare
 import linear_task
 from fedmerit.carriers.folders import add, state
 from fedmerit.errors import ConfigError, ProtocolError, RunAborted, StoreError
-from fedmerit.nvflare import site as sites_
 from fedmerit.nvflare.server import JobHost
 from fedmerit.nvflare.site import JobTask, digest_of_job
 from fedmerit.protocol.messages import Ask, Parcel
@@ -28,11 +27,6 @@ from scenarios import Scenario
 from transports import make_keys
 
 NAMES = Scenario().names
-
-
-@pytest.fixture(autouse=True)
-def log_stays_here(monkeypatch):
-    monkeypatch.setattr(sites_, "is_log_streaming_allowed", lambda context: False)
 
 
 @pytest.fixture
@@ -181,7 +175,6 @@ def test_a_site_without_a_key_of_its_own_does_not_join(home):
 
 
 def test_a_site_whose_log_leaves_does_not_join(home, monkeypatch):
-    monkeypatch.setattr(sites_, "is_log_streaming_allowed", constants.is_log_streaming_allowed)
     monkeypatch.setattr(constants.ConfigService, "get_bool_var", lambda **asked: True)
     assert '"allow_log_streaming": false in local/resources.json' in refused(home, NAMES[0])
 
