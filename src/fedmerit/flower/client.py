@@ -190,11 +190,13 @@ class Secured(ClientApp):
             key, (shape_of_it, model) = next(iter(message.content.array_records)), member.reached
             message.content[key] = RecordShape.load(shape_of_it).record(model)
         shape = RecordShape.of(codec.only_arrays(message.content))
-        train = partial(self._train, shape, message, context, metrics)
+        train = partial(self.training, shape, message, context, metrics)
         check = partial(check_update, shape, self.weighted_by)
         return Work(shape.vector, codec.digest(message, member.run_config), train, check)
 
-    def _train(self, shape: Shape, message: Message, context: Context, shared: list[MetricRecord]) -> Trained:
+    def training(
+        self, shape: Shape, message: Message, context: Context, shared: list[MetricRecord]
+    ) -> Trained:
         """Run the user's training on a message as the strategy made it; append the metrics it shares."""
         for function in (self.value, self.gradient, self.held_out):
             if isinstance(function, Named):  # a wrong name is found here, not after the last round
