@@ -507,16 +507,16 @@ def answered(job: tuple[str, Cell]) -> list[dict[str, Any]]:
     about = {key: getattr(cell, key) for key in ("dataset", "members", "mu", "seed")}
     seconds = round(time.perf_counter() - began, 1)
     common = {"what": what, **about, "held": held, "seconds": seconds, "machine": machine()}
-    return [_short({**common, **line}) for line in lines]
+    return [short({**common, **line}) for line in lines]
 
 
-def _short(value: Any) -> Any:
+def short(value: Any) -> Any:
     """Six digits suffice for what is measured in parts of a hundred."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, Mapping):
-        return {key: _short(one) for key, one in value.items()}
-    return [_short(one) for one in value] if isinstance(value, list) else value
+        return {key: short(one) for key, one in value.items()}
+    return [short(one) for one in value] if isinstance(value, list) else value
 
 
 def main() -> None:
