@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo demo-flower test test-long explore lint docs bench paper-smoke clean
+.PHONY: demo demo-flower demo-nvflare test test-long explore lint docs bench paper-smoke clean
 
 demo: $(READY)
 	@$(BIN)/fedmerit demo
@@ -12,6 +12,10 @@ demo: $(READY)
 # A SuperLink and five SuperNodes on 127.0.0.1: TLS, node authentication, one of them killed on the way.
 demo-flower: $(READY)
 	@$(BIN)/python examples/flower-hospitals/demo.py
+
+# NVFlare's server and five sites: mutual TLS, no code from jobs; one job killed on the way, the next goes on.
+demo-nvflare: $(READY)
+	@$(BIN)/python examples/nvflare-hospitals/demo.py
 
 # What is compiled is kept, whatever the shell says: each worker would rewrite the asserts of all tests at every run.
 export PYTHONDONTWRITEBYTECODE =

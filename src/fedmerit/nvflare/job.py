@@ -40,6 +40,7 @@ def recipe(
     task: ModuleType | str | None = None,
     *,
     num_rounds: int,
+    spare_rounds: int = 0,
     min_clients: int,
     folder: str | Path,
     roster: str | Path | None = None,
@@ -79,6 +80,8 @@ def recipe(
         task: the module, which travels with the job; its name, if it is installed on the server and on the
             sites; or None for the module that calls this.
         num_rounds: how many rounds are trained.
+        spare_rounds: how many more the members agree to, in place of rounds that a stopped job or too few
+            members left without a sum.
         min_clients: sites that NVFlare waits for before it starts the job.
         folder: where ledger, scores and notes go, on the server.
         roster: the file of everybody's public keys, on the server.
@@ -110,7 +113,7 @@ def recipe(
     return Scored(
         name,
         shipped,
-        server=Hub(module, num_rounds, options, keys, timeout),
+        server=Hub(module, num_rounds, options, keys, timeout, spare_rounds),
         client=Site(module, keys, weighted_by, seed),
         min_clients=min_clients,
         sync_task_timeout=sync_task_timeout,

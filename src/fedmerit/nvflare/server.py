@@ -33,6 +33,7 @@ class Hub:
     Args:
         task: the name of the module with the task.
         num_rounds: how many rounds are trained.
+        spare_rounds: how many more may be scheduled, in place of those that have no sum.
         options: arguments of `Host` that are numbers and texts, by name.
         rehearsal: the folder with everybody's key, instead of a roster.
         timeout: seconds for a member who trains or evaluates.
@@ -45,9 +46,10 @@ class Hub:
         options: dict[str, Any],
         rehearsal: str = "",
         timeout: float = 3600.0,
+        spare_rounds: int = 0,
     ) -> None:
         self.task, self.num_rounds, self.options = task, num_rounds, options
-        self.rehearsal, self.timeout = rehearsal, timeout
+        self.rehearsal, self.timeout, self.spare_rounds = rehearsal, timeout, spare_rounds
 
     @collab.main  # type: ignore[untyped-decorator]
     def run(self) -> dict[str, Any]:
@@ -56,7 +58,7 @@ class Hub:
         options = dict(self.options)
         if self.rehearsal:
             options["roster"] = str(keys_in(self.rehearsal, names))
-        return JobHost(JobTask(self.task), options, self.timeout).run(self.num_rounds)
+        return JobHost(JobTask(self.task), options, self.timeout).run(self.num_rounds, self.spare_rounds)
 
 
 class JobHost(Host):
@@ -66,10 +68,11 @@ class JobHost(Host):
 
     def __init__(self, task: JobTask, options: Mapping[str, Any], timeout: float) -> None:
         super().__init__(test=task.test_set(), value=task.value, gradient=task.gradient, **options)
-        self.first, self.timeout = task.first_model(), timeout
+        self.first, self.timeout, self.wanted = task.first_model(), timeout, 0
 
-    def run(self, rounds: int) -> dict[str, Any]:
+    def run(self, rounds: int, spare: int = 0) -> dict[str, Any]:
         """Run the rounds that are not over yet, settle, and return the scores."""
+        self.wanted, rounds = rounds, rounds + spare
         shape = Shape.of(self.first)
         simulated = any("Simulator" in kind.__name__ for kind in type(collab.fl_ctx.get_engine()).__mro__)
         engine = NVFLARE_SIMULATED if simulated else NVFLARE
@@ -90,6 +93,7 @@ class JobHost(Host):
         coordinator, run = transport.coordinator, recorder.resumed
         least = least_scheduled(coordinator.config)
         if run is not None and run.end is not None:
+            self.scores = recorder.write_scores()
             if coordinator.config.settles:
                 self._check_settled(run)
             transport.gather(0)
@@ -98,7 +102,7 @@ class JobHost(Host):
         transport.rounds = len(recorder.rounds)
         transport.gather(least)
         try:
-            while transport.rounds < rounds:
+            while transport.rounds < rounds and _summed(recorder) < self.wanted:
                 transport.enough(least)
                 after = transport.next_round(model)
                 model = model if after is None else after
@@ -135,3 +139,8 @@ class JobHost(Host):
             slope = slope_of(self.gradient, shape) if self.gradient and config.settles else None
             self._coordinator(recorder, pool, transport, evaluate and Evaluations(evaluate), slope)
             yield recorder
+
+
+def _summed(recorder: LedgerRecorder) -> int:
+    """Return how many rounds have a sum."""
+    return sum(not closed.aborted for closed in recorder.rounds)

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.logging.constants import ALLOW_LOG_STREAMING_VAR as STREAMING
+from nvflare.app_common.logging.constants import is_log_streaming_allowed
 from nvflare.collab import collab
 
 from fedmerit.carriers.door import Place, check_update, invites, participant, refusal
@@ -139,6 +141,11 @@ class Site:
     def _answer(self, data: Parcel, model: dict[str, Any] | None, number: int, rounds: int) -> bytes:
         workspace, job = collab.workspace, digest_of_job(self._app())
         place, own = self._place(Path(workspace.get_site_config_dir()), collab.site_name)
+        if not place.rehearsal and is_log_streaming_allowed(collab.fl_ctx):
+            raise ConfigError(
+                "this site's log may be sent to the server, as NVFlare does by default, and it says what no "
+                f'server is to know: expected "{STREAMING}": false in local/resources.json'
+            )
         if place.rehearsal and invites(data):
             log.warning("a rehearsal: the job names %s, so whoever started it holds this key too", place.key)
         task = JobTask(own or self.task)

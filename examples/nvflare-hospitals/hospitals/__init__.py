@@ -1,0 +1,1 @@
+"""Five hospitals train a classifier of small images together."""
