@@ -29,8 +29,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from onecell import machine  # noqa: E402
-from panel import COUNT, EPOCHS, LEAST, ROUNDS, UTILITY, Array, Home, short, trained  # noqa: E402
+from panel import COUNT, EPOCHS, LEAST, ROUNDS, UTILITY, VERSIONS, Array, Home, short, trained  # noqa: E402
 
 from fedmerit import data  # noqa: E402
 from fedmerit.config import from_dict  # noqa: E402
@@ -116,7 +115,7 @@ def attacked(seed: int, *, toy: bool = False) -> dict[str, Any]:
                     ).tolist(),
                 }
             )
-    return {**found, "seconds": round(time.perf_counter() - began, 1), "machine": machine()}
+    return {**found, "seconds": round(time.perf_counter() - began, 1), "machine": VERSIONS}
 
 
 def _one(rows: Array) -> Array:
@@ -144,7 +143,7 @@ def inversion(
     seed: int,
 ) -> list[dict[str, Any]]:
     """The most similar image of the judge and of somebody else, over all rounds and rows."""
-    pictures, found = x.reshape(len(x), -1).astype(np.float64) / 255.0, []
+    pictures, found = x.reshape(len(x), -1) / 127.5 - 1.0, []  # as networks get them
     for which, m in enumerate((LEAST, *SIZES)):
         mine, others = pictures[: m // 2], pictures[OTHERS : OTHERS + m // 2]
         for noise in (None, 0.0, 2.0):  # None: the whole gradient, without drawn coordinates
