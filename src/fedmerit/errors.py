@@ -86,8 +86,9 @@ class NotComparable(InputError):
 
     ``first`` and ``other`` name the runs; ``expected`` and ``got`` are what the one has and the other has
     in its place. ``code`` says what differs: ``few`` (one run alone), ``same`` (one run twice), ``training``
-    (one repeat twice), ``unfinished``, ``unsettled``, ``kind`` (a run and a file), ``engine``, ``members``,
-    ``keys``, ``settings``, ``scoring``, ``rounds``, ``data``, ``pool``, ``utility`` or ``score``.
+    (one repeat twice), ``panel``, ``unfinished``, ``unsettled``, ``kind`` (a run and a file), ``engine``,
+    ``members``, ``keys``, ``settings``, ``scoring``, ``rounds``, ``data``, ``pool``, ``utility``
+    or ``score``.
     """
 
     def __init__(

@@ -46,9 +46,10 @@ from fedmerit.identity import (
 )
 from fedmerit.ledger.chain import Record
 from fedmerit.ledger.run import replay
-from fedmerit.protocol.clearing import Clearing, finish
+from fedmerit.protocol.clearing import Clearing
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.direction import along_path
+from fedmerit.protocol.hearing import clearing_of, finish
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import STATEMENT, MemoryState
 from fedmerit.protocol.messages import Ask, Parcel, pack
@@ -263,7 +264,7 @@ class Federation:
 
     def clearing(self) -> Clearing:
         """Return a server's side of the settlement, as a new process makes it."""
-        return Clearing(self.coordinator, self.coordinator.gradient, self.coordinator.archive)
+        return clearing_of(self.coordinator, self.coordinator.gradient, self.coordinator.archive)
 
     @contextmanager
     def trained(self, rounds: int | None = None) -> Iterator[Federation]:
@@ -563,7 +564,12 @@ class Federation:
             name, identity, self.roster, state, lambda shape, utilities: self.value,
             accept=self.accept, seed=self.seed, rehearsal=not self.masks,
             gradients=lambda shape, utility: self.gradient,
+            held_out=partial(self.held_out, name) if self.config.judged else None,
         )  # fmt: skip
+
+    def held_out(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return a judge's own samples."""
+        return data(f"held-out {name}", 40, self.seed)
 
     def _settings(self, rounds, weights, sections):
         made: dict[str, dict[str, Any]] = {

@@ -31,7 +31,7 @@ TOLD = 60.0
 """Seconds between two log lines that say whom the server waits for."""
 IN_A_ROW = 3
 """Aborted rounds in a row after which a run is given up; a short outage costs one or two."""
-LONG = ("train", "report", "open", "agree", "witness", "table")
+LONG = ("train", "report", "judge", "open", "agree", "witness", "table")
 """Exchanges in which a member computes: `timeout` of `start` applies, not the patience for an answer."""
 
 

@@ -131,6 +131,8 @@ def _repeat(config: Config, folder: Path, count: int, *, resume: bool) -> None:
 
     if config.run.repeat != 1:
         raise ConfigError.at("run.repeat", f"expected 1 with --repeat, got {config.run.repeat}")
+    if config.judged:
+        raise ConfigError.at("scoring.method", "a panel has no test set by which repeats could be compared")
     planned = repeats_in(folder, config, count, resume=resume)
     for one in planned:
         out.print(f"run {one.number} of {count}: {one.folder}")

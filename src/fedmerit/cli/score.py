@@ -23,7 +23,7 @@ Format_ = Annotated[
     Option("--format", help="Output format; xlsx is a workbook, which goes to --out."),
 ]
 Out_ = Annotated[Path | None, Option("--out", help="Where to write a workbook (--format xlsx), a new file.")]
-SummedScore = Literal["ALPHA", "LOO", "IOI", "FP", "EE", "COS", "MERIT", "PHI"]
+SummedScore = Literal["ALPHA", "LOO", "IOI", "FP", "EE", "COS", "MERIT", "PHI", "PANEL"]
 
 
 def _each(section: str, values: Sequence[str]) -> str:
@@ -60,7 +60,7 @@ Score_ = Annotated[
     Option(
         help=f"The score that is summed over rounds. {_each('score-means', get_args(SummedScore))}",
         case_sensitive=False,
-        show_default="PHI if the run is settled, otherwise ALPHA",
+        show_default="PANEL with a panel, PHI if the run is settled, otherwise ALPHA",
     ),
 ]
 
@@ -133,10 +133,13 @@ def _write_workbook(path: Path, data: bytes) -> None:
 def _check_score(score: str | None, source: Source) -> None:
     """Fail if a score was asked for that this source does not have."""
 
-    if score == "PHI" and not source.account:
-        fail(f"--score: {source.unsettled or words('unsettled.not-settled')}")
-    if score not in (None, "PHI") and not source.rounds:
-        fail(f"--score: expected PHI, because the members of this run report nothing, got {score}")
+    judged = source.config is not None and source.config.judged
+    settled = "PANEL" if judged else "PHI"
+    if score in ("PHI", "PANEL") and (score != settled or not source.account):
+        why = source.unsettled if score == settled else ""
+        fail(f"--score: {why or words('unsettled.no-PHI' if score == 'PHI' else 'unsettled.no-PANEL')}")
+    if score not in (None, settled) and not source.rounds:
+        fail(f"--score: expected {settled}, because the members of this run report nothing, got {score}")
 
 
 @app.command()

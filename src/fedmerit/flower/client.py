@@ -36,6 +36,7 @@ from fedmerit.protocol.messages import Parcel
 from fedmerit.protocol.outcome import Trained, Work
 from fedmerit.protocol.terms import FLOWER, SIMULATED, cautious
 
+HeldOut = Callable[[Context], tuple[Any, Any]]
 METRICS = "metrics"
 LOGGED = "fedmerit.logged"
 """The record in the node's state that says which log lines of this run are not to be repeated."""
@@ -106,6 +107,7 @@ class Secured(ClientApp):
     accept: Callable[[Config], None]
     seed: int | None
     gradient: Gradient | None = None
+    held_out: HeldOut | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -177,6 +179,7 @@ class Secured(ClientApp):
             accept=self.accept,
             seed=self.seed,
             run_config=codec.config_digest(context.run_config),
+            held_out=None if self.held_out is None else partial(self.held_out, context),
         )
 
     def _work(self, message: Message, context: Context, config: bytes, metrics: list[MetricRecord]) -> Work:
@@ -188,7 +191,7 @@ class Secured(ClientApp):
 
     def _train(self, shape: Shape, message: Message, context: Context, shared: list[MetricRecord]) -> Trained:
         """Run the user's training on a message as the strategy made it; append the metrics it shares."""
-        for function in (self.value, self.gradient):
+        for function in (self.value, self.gradient, self.held_out):
             if isinstance(function, Named):  # a wrong name is found here, not after the last round
                 function.loaded()
         reply = self._inner(message, context)
@@ -227,6 +230,7 @@ def secure(
     *,
     value: Value | str,
     gradient: Gradient | str | None = None,
+    held_out: HeldOut | str | None = None,
     metrics: Sequence[str] = (),
     place: Callable[[Context], Place] = place_of,
     weighted_by: str = "num-examples",
@@ -250,6 +254,8 @@ def secure(
         gradient: ``gradient(arrays, test)`` returns the mean of the paid utility over test samples, and its
             gradient: an array for each floating-point array of the model, by name or in their order. A
             settled run needs it; `torch_scoring` makes it for a PyTorch model.
+        held_out: ``held_out(context)`` returns samples and labels of this member that it does not train on. A
+            run with a panel needs them: by these it judges the others.
         metrics: names of training and evaluation metrics that may leave this machine; by default none.
         place: returns where this member's key and roster are, if not where `place_of` looks; in a simulation,
             the place must say ``rehearsal=True``.
@@ -260,6 +266,7 @@ def secure(
     """
     if isinstance(app, Secured):
         raise ConfigError("this ClientApp is secured already")
-    given: Iterator[Any] = (Named(one) if isinstance(one, str) else one for one in (app, value, gradient))
-    inner, measure, slope = given
-    return Secured(inner, measure, tuple(metrics), place, weighted_by, accept, seed, slope)
+    functions = (app, value, gradient, held_out)
+    given: Iterator[Any] = (Named(one) if isinstance(one, str) else one for one in functions)
+    inner, measure, slope, own = given
+    return Secured(inner, measure, tuple(metrics), place, weighted_by, accept, seed, slope, own)

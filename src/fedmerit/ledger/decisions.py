@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from msgspec import UNSET, to_builtins
@@ -33,7 +33,7 @@ from fedmerit.scoring.accumulate import Missing, accumulate
 from fedmerit.scoring.amounts import Division, Payouts, division, money_of, payouts, rounds_down, spelled
 from fedmerit.scoring.doubts import Doubt, at_chance, doubts
 from fedmerit.scoring.panel import share_errors
-from fedmerit.scoring.rewards import TIMES, USUAL_RULE, Fence, Rule, Shares, shares
+from fedmerit.scoring.rewards import TIMES, USUAL_RULE, AnyRule, Fence, Shares, shares
 from fedmerit.scoring.types import Scores
 from fedmerit.settings import NO_HEADING, Heading, Payment, wrong
 
@@ -46,7 +46,7 @@ class Terms:
 
     budget: str
     utility: str
-    rule: Rule | Literal["hands"] = USUAL_RULE
+    rule: AnyRule = USUAL_RULE
     score: str = "ALPHA"
     missing: Missing = "zero"
     equal: float = 0.0
@@ -61,12 +61,12 @@ class Terms:
         """Return terms that follow these settings."""
         settings = vars(payment) | {"score": score}
         if score == "PANEL":
-            settings |= {"rule": "hands"}
+            settings |= {"rule": "hands", "equal": 0.0, "floor": 0.0, "cap": 1.0}
         return cls(
             budget, utility, **{key: settings[key] for key in cls.__dataclass_fields__ if key in settings}
         )
 
-    def divide(self, total: Scores, liars: Iterable[str] = (), rule: Rule | None = None) -> Shares:
+    def divide(self, total: Scores, liars: Iterable[str] = (), rule: AnyRule | None = None) -> Shares:
         """Return the shares of these scores by these terms, or by another rule.
 
         ``liars`` are the members whom the settlement named; the forfeit is theirs.
@@ -223,24 +223,8 @@ def decide(
 def _by_panel(
     rounds: Sequence[Round], terms: Terms, config: Config, before: Sequence[Decision], account: Account
 ) -> Decision:
-    """Return what a panel pays: each judge hands out an equal part, and nobody is paid whose pairs are open.
-
-    What an unwitnessed member or a liar loses stays unpaid. Raise UnsettledShares where a panel pays nobody:
-    with fewer than five members, or with errors of shares above a third of an equal share.
-    """
-    panel = account.panel
-    assert panel is not None
-    if (n := panel.n) < FEWEST:
-        raise UnsettledShares(Note("panel-few", count=n, least=FEWEST), code="few")
-    errors = share_errors(panel, most=config.panel.most)
-    middle = 0.0 if errors is None else float(np.median([*errors.values()]))
-    if middle > 1 / (3 * n) and not terms.despite_doubts:
-        raise UnsettledShares(
-            Note("panel-uncertain", error=100 * middle, most=100 / (3 * n)), code="uncertain"
-        )
-    losses = {name: terms.forfeit for name in account.liars if name in panel.clients and terms.forfeit}
-    losses |= dict.fromkeys(account.unwitnessed, 1.0)
-    divided = account.shares(config.panel.most, losses)
+    """Return what a panel pays: each judge hands out an equal part (`by_hands`)."""
+    divided = by_hands(account, terms, config.panel.most)
     return Decision(
         number=len(before) + 1,
         replaces=before[-1].number if before else None,
@@ -251,6 +235,26 @@ def _by_panel(
         paid=payouts(divided, terms.budget, terms.currency or None),
         departures=departures_of(terms, config),
     )
+
+
+def by_hands(account: Account, terms: Terms, most: float) -> Shares:
+    """Return the shares of a panel; what an unwitnessed member or a liar loses stays unpaid.
+
+    Raise UnsettledShares where a panel pays nobody: with fewer than five members, or with errors of shares
+    above a third of an equal share.
+    """
+    panel = account.panel
+    assert panel is not None
+    if (n := panel.n) < FEWEST:
+        raise UnsettledShares(Note("panel-few", count=n, least=FEWEST), code="few")
+    errors = share_errors(panel, most=most)
+    middle = 0.0 if errors is None else float(np.median([*errors.values()]))
+    if middle > 1 / (3 * n) and not terms.despite_doubts:
+        raise UnsettledShares(
+            Note("panel-uncertain", error=100 * middle, most=100 / (3 * n)), code="uncertain"
+        )
+    losses = {name: terms.forfeit for name in account.liars if name in panel.clients and terms.forfeit}
+    return account.shares(most, losses | dict.fromkeys(account.unwitnessed, 1.0))
 
 
 def _payable(account: Account | None, terms: Terms) -> Account:

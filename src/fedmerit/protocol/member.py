@@ -227,6 +227,8 @@ class Participant(Signatory):
                 if between:
                     state.known.roster = self.roster.hash
                 state.put(memory.TERMS, Agreed(terms, pool, server))
+                if judges is not None:
+                    state.put(memory.HELD_OUT, judges)
             if config.weighing == "secret" and not self.rehearsal:
                 log.warning("%s", Note("secret-weights"))
         elif agreed.hash != Agreed(terms, pool, server).hash:
@@ -249,10 +251,8 @@ class Participant(Signatory):
         if len(y) != len(x) or len(y) < least:
             raise RefusedError(f"has {len(y)} held-out samples, expected at least {least} to judge by")
         committed = held_out_of(self, run, x, y)
-        if (before := state.get(memory.HELD_OUT)) not in (None, committed):
+        if state.get(memory.HELD_OUT) not in (None, committed):
             raise RefusedError("its held-out samples are not those that it committed to when it joined")
-        if before is None:
-            state.put(memory.HELD_OUT, committed)
         return committed
 
     def _follow(self, last: bytes | None) -> None:

@@ -80,6 +80,9 @@ def compared(
         only = runs[0].name if runs else ""
         raise NotComparable("expected at least 2 runs, got 1", code="few", first=only, other=only)
     for place, run in enumerate(runs):
+        if run.facts.panel is not None:
+            what = "it has a panel, and no test set by which repeats of it could be compared"
+            raise _refusal(runs[0], run, "panel", what)
         for other in runs[:place]:
             _check_two(other, run)
         _check_whole(runs[0], run, asked=score)
@@ -124,7 +127,7 @@ def _check_whole(first: ComparedRun, run: ComparedRun, *, asked: str | None) -> 
     elif source.unsettled and asked is None:
         what = f"it is not settled: {source.unsettled}"
     elif facts.settled and source.account is None:
-        what = f"it has no PHI: {source.unsettled or words('unsettled.not-settled')}"
+        what = f"it has no PHI: {source.unsettled or words('unsettled.no-PHI')}"
     elif facts.settled and (still := facts.account.provisional()):
         code, what = "unfinished", f"it is not over: {still}"
     elif not facts.settled and not source.rounds:

@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from fedmerit.errors import InputError, UndefinedShares
 from fedmerit.ledger.account import Account, SettledRound
-from fedmerit.ledger.decisions import Decision, Terms
+from fedmerit.ledger.decisions import Decision, Terms, by_hands
 from fedmerit.notes import Note, digits_for
+from fedmerit.report.panel import Reading
 from fedmerit.report.source import Source
 from fedmerit.scoring.accumulate import (
     Convergence,
@@ -32,7 +33,16 @@ from fedmerit.scoring.accumulate import (
 )
 from fedmerit.scoring.doubts import Doubt, at_chance, by_mean, doubts
 from fedmerit.scoring.ground_truth import agreement
-from fedmerit.scoring.rewards import PaidApart, Shares, Spans, paid_apart, share_intervals, visible_gaps
+from fedmerit.scoring.panel import share_spans
+from fedmerit.scoring.rewards import (
+    AnyRule,
+    PaidApart,
+    Shares,
+    Spans,
+    paid_apart,
+    share_intervals,
+    visible_gaps,
+)
 from fedmerit.scoring.sampling import is_whole
 from fedmerit.scoring.scores import scores_of
 from fedmerit.scoring.types import UNIT_UTILITIES, Reports, Scores
@@ -131,17 +141,25 @@ class Facts:
     """What happened in a run, how sure that is, what is paid, and whether it can be trusted."""
 
     source: Source
-    score: str | None = None  # that is summed over rounds; None: the settled one (PHI), or ALPHA without it
+    score: str | None = None  # that is summed over rounds; None: PHI or PANEL if settled, otherwise ALPHA
 
     @property
     def ranked_by(self) -> str:
         """The score that ranks members."""
-        return self.score or ("PHI" if self.source.account else "ALPHA")
+        account = self.source.account
+        usual = "ALPHA" if account is None else "PHI" if account.panel is None else "PANEL"
+        return self.score or usual
 
     @property
     def settled(self) -> bool:
         """Whether members are ranked by what they stated in the settlement."""
-        return self.ranked_by == "PHI"
+        return self.ranked_by in ("PHI", "PANEL")
+
+    @cached_property
+    def panel(self) -> Reading | None:
+        """Who helped whom, if members are ranked by what they did for each other's data."""
+        whole = self.account.panel if self.ranked_by == "PANEL" else None
+        return None if whole is None else Reading(self.account, whole)
 
     @property
     def measured(self) -> tuple[ScoredRound, ...]:
@@ -195,8 +213,9 @@ class Facts:
 
     def summed(self, score: str, missing: Missing, rounds: Sequence[Reports] | None = None) -> Scores:
         """Return a score summed over these rounds, or those of the paid utility."""
-        if score == "PHI":
-            return self.account.scores(missing)
+        if score in ("PHI", "PANEL"):
+            total = self.account.scores(missing)
+            return total if self.panel is None else self.panel.scores(total)
         return accumulate(self.source.rounds if rounds is None else rounds, score=score, missing=missing)
 
     @cached_property
@@ -208,7 +227,7 @@ class Facts:
         if total.stderr is not None:
             spans, signs = intervals(total), sure_signs(total)
         if divided is not None:
-            share_spans = share_intervals(total, divided)
+            share_spans = self.spans_of(total, divided)
         samples: dict[str, float] = {}
         if last is not None and last.samples is not None:
             samples = dict(zip(last.clients, last.samples.tolist(), strict=True))
@@ -248,12 +267,30 @@ class Facts:
     def _usual(self) -> tuple[Shares | None, tuple[str, ...]]:
         """The shares of the usual rule, if there are any, and the notes on them."""
         try:
-            divided = self.agreed.divide(self.total, self.liars)
+            divided = self.divide(self.agreed, self.total)
         except UndefinedShares as error:
             return None, (Note("no-shares", why=error.note),)
         except InputError as error:  # terms for another number of members, or for another score
             return None, (Note("no-shares", why=str(error)),)
         return divided, divided.notes
+
+    def divide(self, terms: Terms, total: Scores, rule: AnyRule | None = None) -> Shares:
+        """Return the shares of these scores by these terms, or by another rule; a panel has its own rule."""
+        if self.panel is None:
+            return terms.divide(total, self.liars, rule)
+        return by_hands(self.account, terms, self._most)
+
+    def spans_of(self, total: Scores, divided: Shares) -> Spans | None:
+        """Return the intervals of these shares; None if they are unknown."""
+        panel = self.panel
+        if panel is None:
+            return share_intervals(total, divided)
+        return share_spans(panel.whole, divided, self._most)
+
+    @property
+    def _most(self) -> float:
+        assert self.source.config is not None  # there is a settlement
+        return self.source.config.panel.most
 
     @property
     def last(self) -> Reports | None:
@@ -387,6 +424,8 @@ class Facts:
     @cached_property
     def doubts(self) -> tuple[Doubt, ...]:
         """Reasons to look at the reports before anybody is paid; shown before everything else."""
+        if self.panel is not None:  # these are about a shared test set
+            return ()
         run, by_chance = self.source.run, at_chance(self.total) if self.settled else None
         found = [by_chance] if self.settled else doubts(self.source.rounds, game=self.source.game)
         if run is not None and self.utility == run.config.scoring.utilities[0]:
@@ -446,7 +485,12 @@ class Facts:
     @cached_property
     def unscored(self) -> tuple[str, ...]:
         """Members who are on the roster, or were in a sum, and never reported, or never stated."""
-        return tuple(name for name, codes in self.happened.items() if "counted" not in codes.values())
+        there = () if self.panel is None else self.panel.whole.clients
+        return tuple(
+            name
+            for name, codes in self.happened.items()
+            if "counted" not in codes.values() and name not in there
+        )
 
     @property
     def absence_notes(self) -> Iterator[Note]:
@@ -461,8 +505,9 @@ class Facts:
     @cached_property
     def absences(self) -> tuple[Absence, ...]:
         """Members who missed a scored round."""
-        score = "PHI" if self.settled else "ALPHA"
-        mean, zero = self.summed(score, "own-mean").as_dict(), self.summed(score, "zero").as_dict()
+        score, mean, zero = "PHI" if self.settled else "ALPHA", dict[str, float](), dict[str, float]()
+        if self.panel is None:  # what a panel measures is not known round by round
+            mean, zero = (self.summed(score, missing).as_dict() for missing in ("own-mean", "zero"))
         gains = {number: measured.gain for number, measured in self.numbered.items()}
         found = []
         for name, codes in self.happened.items():
@@ -554,7 +599,7 @@ class Facts:
     @property
     def other_basis(self) -> bool:
         """Whether the decision pays by another score than the contribution that ranks members here."""
-        terms, score = self.terms, "PHI" if self.settled else "ALPHA"
+        terms, score = self.terms, self.ranked_by if self.settled else "ALPHA"
         own = str(self.utility), score, self.source.missing
         return (terms.utility, terms.score, terms.missing) != own
 
@@ -568,11 +613,17 @@ class Facts:
     def spans(self) -> Spans | None:
         """The intervals of the decided shares; None if they are unknown."""
         decision = self.decision
-        return None if decision is None else share_intervals(decision.total, decision.shares)
+        return None if decision is None else self.spans_of(decision.total, decision.shares)
+
+    @property
+    def paid_total(self) -> Scores:
+        """The scores by which the decision is read: of a panel, those of the judges that count."""
+        assert self.decision is not None
+        return self.decision.total if self.panel is None else self.total
 
     @cached_property
     def _decided_better(self) -> npt.NDArray[np.bool_] | None:
-        return None if self.decision is None else better_than(self.decision.total)
+        return None if self.decision is None else better_than(self.paid_total)
 
     @property
     def decided_apart(self) -> PaidApart | None:
@@ -580,14 +631,14 @@ class Facts:
         decision, better = self.decision, self._decided_better
         if decision is None or better is None:
             return None
-        return paid_apart(decision.total, decision.shares, better)
+        return paid_apart(self.paid_total, decision.shares, better)
 
     def apart_from(self, client: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return who is indistinguishable from a member: those paid visibly less, and those paid more."""
         decision, better = self.decision, self._decided_better
-        if decision is None or better is None or client not in decision.total.clients:
+        if decision is None or better is None or client not in self.paid_total.clients:
             return (), ()
-        names, gap = decision.total.clients, visible_gaps(decision.total, decision.shares, better)
+        names, gap = self.paid_total.clients, visible_gaps(self.paid_total, decision.shares, better)
         i = names.index(client)
         less, more = (tuple(names[k] for k in np.flatnonzero(row)) for row in (gap[i], gap[:, i]))
         return less, more

@@ -19,7 +19,7 @@ from fedmerit.report.source import Source
 from fedmerit.report.text import apart_text
 from fedmerit.scoring.amounts import Payouts, amount_of, decimals_assumed, payouts
 from fedmerit.scoring.doubts import check_payable
-from fedmerit.scoring.rewards import PaidApart, Rule, Shares, Spans, amounts_within, share_intervals
+from fedmerit.scoring.rewards import AnyRule, PaidApart, Rule, Shares, Spans, amounts_within
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class AbsenceCost:
 class RuleFacts:
     """Shares under one rule, or why there are none."""
 
-    name: Rule
+    name: AnyRule
     problem: str = ""
     shares: Shares | None = None
     notes: tuple[str, ...] = ()
@@ -46,13 +46,14 @@ class RuleFacts:
 
 def rules_of(facts: Facts) -> tuple[RuleFacts, ...]:
     """Return what every rule would pay; first that of the decision, or the usual one."""
-    return tuple(_rule(facts, rule) for rule in dict.fromkeys((facts.terms.rule, *get_args(Rule))))
+    others = () if facts.panel is not None else get_args(Rule)  # a panel has a rule of its own
+    return tuple(_rule(facts, rule) for rule in dict.fromkeys((facts.terms.rule, *others)))
 
 
-def _rule(facts: Facts, rule: Rule) -> RuleFacts:
+def _rule(facts: Facts, rule: AnyRule) -> RuleFacts:
     total = facts.payable
     try:
-        divided = facts.terms.divide(total, facts.liars, rule)
+        divided = facts.divide(facts.terms, total, rule)
     except UndefinedShares as error:
         return RuleFacts(rule, error.note)
     except InputError as error:
@@ -61,7 +62,7 @@ def _rule(facts: Facts, rule: Rule) -> RuleFacts:
         name=rule,
         shares=divided,
         notes=tuple(note for note in divided.notes if note not in total.notes),
-        spans=share_intervals(total, divided),
+        spans=facts.spans_of(total, divided),
         apart=facts.apart(divided),
     )
 
@@ -74,7 +75,7 @@ def absence_cost(facts: Facts, client: str) -> AbsenceCost | None:
     decision = facts.decision
     assert decision is not None
     total, terms = decision.total, decision.terms
-    if client not in total.clients or total.coverage is None:
+    if client not in total.clients or total.coverage is None or facts.panel is not None:
         return None
     i = total.clients.index(client)
     if total.coverage[i] >= 1:
@@ -134,7 +135,7 @@ class Proposal:
     @cached_property
     def spans(self) -> Spans | None:
         """The intervals of the shares; None if they are unknown."""
-        return share_intervals(self.facts.total, self.shares)
+        return self.facts.spans_of(self.facts.total, self.shares)
 
     @property
     def apart(self) -> str:
@@ -188,6 +189,10 @@ def score_to_pay(source: Source, asked: str | None) -> str | None:
     return score
 
 
+PANEL_HAS_NONE = ("rule", "equal", "floor", "cap")
+"""Terms that a panel does not have."""
+
+
 def propose(facts: Facts, budget: str, chosen: Mapping[str, Any], *, dry_run: bool = False) -> Proposal:
     """Divide a budget by the terms that were agreed, or by others in ``chosen``, where None stands for them.
 
@@ -204,12 +209,14 @@ def propose(facts: Facts, budget: str, chosen: Mapping[str, Any], *, dry_run: bo
     asked = {key: value for key, value in chosen.items() if value is not None}
     coin = _currency(budget, asked.pop("currency", ""), config.payment.currency if config else "")
     terms = replace(facts.agreed, budget=budget, currency=coin, **asked)
+    if facts.panel is not None and (other := next((term for term in PANEL_HAS_NONE if term in asked), "")):
+        raise InputError(f"--{other}: a panel pays by the rule hands alone, without equal part, floor or cap")
     check_payable(facts.doubts, terms.rule, despite=terms.despite_doubts)
     account = facts.account if facts.settled else None
     if account is not None:
         account.check_payable(terms.rule, despite=terms.despite_doubts)
     try:
-        divided = terms.divide(facts.total, facts.liars)
+        divided = facts.divide(terms, facts.total)
     except UndefinedShares as error:
         if not facts.doubts:
             raise

@@ -145,7 +145,9 @@ def source_as_decided(run: Run, decision: Decision) -> Source:
     """Return the rounds on which a recorded decision rests as a source."""
     terms = decision.terms
     then = replace(run, rounds=run.rounds[: decision.rounds], decisions=(decision,))
-    return _of_run(then, terms.utility, terms.missing, run.account if terms.score == "PHI" else None)
+    return _of_run(
+        then, terms.utility, terms.missing, run.account if terms.score in ("PHI", "PANEL") else None
+    )
 
 
 def _of_run(run: Run, utility: str, missing: Missing, account: Account | None) -> Source:

@@ -17,11 +17,13 @@ from fedmerit.ledger.rounds import in_words
 from fedmerit.notes import signed, words
 from fedmerit.report.comparison import Comparison
 from fedmerit.report.facts import Facts
+from fedmerit.report.panel import Reading
 from fedmerit.report.payment import Proposal
 from fedmerit.report.source import Source
 from fedmerit.report.text import (
     amounts_text,
     budget_text,
+    cell_text,
     findings,
     printable,
     rank_text,
@@ -56,6 +58,8 @@ def print_facts(console: Console, facts: Facts, *, last_round: bool = False) -> 
     if not _fits(first, console.width):
         first = _standings(facts, sure=False)
     _print_table(console, first)
+    if facts.panel is not None:
+        _print_panel(console, facts, facts.panel)
     if facts.total.status != "ok":
         told = words(f"status-short.{facts.total.status}")
         _say(console, words("terminal.status-sum", score=facts.total.score, status=told))
@@ -81,6 +85,10 @@ def _standings(facts: Facts, *, sure: bool = True) -> Columns:
         words("column.rank"): [rank_text(one) for one in standings],
         words("column.share"): shares,
     }
+    if (panel := facts.panel) is not None:
+        columns[words("helped.gave")] = [signed(panel.gave[one.client], one.digits) for one in standings]
+        received = (signed(panel.received[one.client], one.digits) for one in standings)
+        columns[words("helped.received")] = [*received]
     if facts.settled and facts.source.rounds:
         columns["alpha"] = [signed(one.reported, one.digits) for one in standings]
     if any(one.coverage < 1 for one in standings):
@@ -88,6 +96,25 @@ def _standings(facts: Facts, *, sure: bool = True) -> Columns:
     if any(one.samples is not None for one in standings):
         columns[words("column.samples")] = [samples_text(one.samples) for one in standings]
     return columns
+
+
+def _print_panel(console: Console, facts: Facts, panel: Reading) -> None:
+    """Print who helped whom, whoever gave most first; a panel that is too wide is on the page."""
+    names, whole = panel.order, panel.whole
+    cells: dict[int, list[str]] = {}
+    for b in (b for b in names if whole.clients[b] in facts.account.columns):
+        said = [cell_text(facts, value) for value in whole.matrix[names, b].tolist()]
+        cells[b] = [f"({text})" if i == b else f"{text} " for i, text in zip(names, said, strict=True)]
+    rows, title = [printable(whole.clients[i]) for i in names], words("helped.who")
+    columns = {title: rows} | {printable(whole.clients[b]): column for b, column in cells.items()}
+    if not _fits(columns, console.width):  # numbers stand for the judges
+        rows = [f"{place} {name}" for place, name in enumerate(rows, start=1)]
+        columns = {title: rows} | {str(1 + names.index(b)): column for b, column in cells.items()}
+    if not _fits(columns, console.width):
+        _say(console, words("helped.too-wide"))
+        return
+    _print_table(console, columns)
+    _say(console, words("helped.read", points=facts.unit != 1))
 
 
 def _last_round(facts: Facts) -> Columns:
@@ -185,7 +212,7 @@ def print_proposal(console: Console, found: Proposal) -> None:
     _print_table(console, columns)
     _say(console, budget_text(found.paid, found.shares.rule))
     if found.spans is not None:
-        _say(console, words("terminal.spans"))
+        _say(console, words("terminal.spans" if found.facts.panel is None else "terminal.spans-panel"))
     elif found.shares.rule != "equal" and found.facts.total.stderr is None:
         _say(console, words("money.unsure"))
     if found.apart:

@@ -12,6 +12,7 @@ from fedmerit.ledger.account import Account
 from fedmerit.ledger.decisions import Terms
 from fedmerit.notes import Note, called, formatted, moment, signed, words
 from fedmerit.report.facts import Facts, Standing
+from fedmerit.report.panel import Reading
 from fedmerit.scoring.amounts import Payouts
 from fedmerit.scoring.rewards import PaidApart
 from fedmerit.scoring.sampling import SCALED, as_error, scale_of
@@ -21,6 +22,8 @@ from fedmerit.scoring.sampling import SCALED, as_error, scale_of
 
 def unit_values(facts: Facts) -> dict[str, str] | None:
     """Return first and last error in the unit of y: name (RMSE or MAE), low, high, scale; None without."""
+    if facts.panel is not None:  # nothing was measured on a shared test set
+        return None
     ends = facts.measured[0].empty, facts.measured[-1].grand
     first, last = (as_error(facts.utility, value) for value in ends)
     if first is None or last is None or not facts.one_slice:
@@ -48,6 +51,11 @@ def worth(facts: Facts, value: float | None, *, unit: bool = False, sign: str = 
         return "-"
     number = formatted(value * facts.unit, f"{sign}.{facts.unit_digits}f")
     return words("number.points", value=number) if unit and facts.unit != 1 else number
+
+
+def cell_text(facts: Facts, value: float) -> str:
+    """Return an entry of a panel's matrix as `worth` does; a false judge may make it as large as it likes."""
+    return worth(facts, value) if abs(value * facts.unit) < 1000 else formatted(value * facts.unit, "+.0e")
 
 
 def sure_worth(facts: Facts, one: Standing, *, unit: bool = False) -> str:
@@ -200,6 +208,10 @@ def printable(text: str) -> str:
 def made_worse(facts: Facts, most: int | None = None) -> str:
     """Return who surely made the model worse, at ``most`` so many names; empty if that is nobody."""
     named, first = facts.harmful[:most], spoken(facts.utility)
+    if named and facts.panel is not None:
+        clauses = [words("said.harmed", clients=tuple(named))]
+        left = len(facts.harmful) - len(named)
+        return words("list.clause").join([*clauses, *([words("said.worse-more", left=left)] if left else [])])
     otherwise = {name: facts.otherwise(name) for name in named}
     agreed = tuple(name for name in named if not any(otherwise[name]))
     clauses = [words("said.worse", clients=agreed)] if agreed else []
@@ -257,14 +269,20 @@ def lies(account: Account) -> list[str]:
 def settlement_sentences(facts: Facts) -> list[str]:
     """Return what the settlement came to: whether it adds up, who was named, who is missing, who signed."""
     account = facts.account
-    holding, count = account.holding, len(account.rounds)
-    adds_up = "settled.holds" if holding == count else "settled.partly"
-    sentences = [words(adds_up, holding=holding, count=count), *lies(account)]
+    if facts.panel is not None:
+        sentences = [*_judged(facts, facts.panel), *lies(account)]
+    else:
+        holding, count = account.holding, len(account.rounds)
+        adds_up = "settled.holds" if holding == count else "settled.partly"
+        sentences = [words(adds_up, holding=holding, count=count), *lies(account)]
     if account.unexplained:
         sentences.append(words("settled.unnamed"))
     if account.missing:
         unclaimed = worth(facts, account.unclaimed, unit=True)
-        sentences.append(words("settled.missing", clients=account.missing, worth=unclaimed))
+        if facts.panel is not None:
+            sentences.append(words("settled.panel-missing", clients=account.missing))
+        else:
+            sentences.append(words("settled.missing", clients=account.missing, worth=unclaimed))
         if account.final:
             sentences.append(words("settled.over", clients=account.missing))
         else:
@@ -275,6 +293,21 @@ def settlement_sentences(facts: Facts) -> list[str]:
     signers, needed = len(account.countersigned), account.threshold
     code = "settled.signed" if signers >= needed else "settled.unsigned"
     return [*sentences, words(code, count=signers, needed=needed)]
+
+
+def _judged(facts: Facts, panel: Reading) -> Iterator[str]:
+    """Yield whether columns add up; who did not judge, whose column is odd or opposed, who is unwitnessed."""
+    account, columns = facts.account, facts.account.columns
+    adds_up = "settled.panel-holds" if all(columns.values()) else "settled.panel-partly"
+    yield words(adds_up, holding=sum(columns.values()), count=len(columns))
+    if silent := tuple(name for name in facts.source.clients if name not in columns):
+        yield words("settled.no-judge", clients=silent)
+    if odd := tuple(one.name for one in panel.judges if one.odd):
+        yield words("settled.odd", clients=odd, left_out=bool(panel.left_out))
+    if opposed := tuple(one.name for one in panel.judges if one.opposed):
+        yield words("settled.opposed", clients=opposed)
+    if account.unwitnessed:
+        yield words("settled.unwitnessed", clients=account.unwitnessed)
 
 
 def signed_by(facts: Facts) -> str:
@@ -303,6 +336,8 @@ def about(terms: Terms) -> str:
     'Shares are in proportion to the summed LOO; a member below zero earns nothing.'
     """
     rule = words(f"rule.{terms.rule}", score=noun(terms.score))
+    if terms.rule == "hands":
+        return rule
     if terms.equal and terms.rule in ("fair", "fenced"):
         rule = words("bound.equal", equal=terms.equal, score=noun(terms.score), rule=rule)
     floor, cap = terms.floor > 0, terms.cap < 1
@@ -326,7 +361,10 @@ def findings(facts: Facts) -> Iterator[str]:
     """Yield what the table shows: of which rounds, and how sure it is."""
     total, utility = facts.total, facts.utility
     gain, summed = (signed(value, facts.digits) for value in (total.gain, float(total.raw.sum())))
-    if utility:
+    if facts.panel is not None:
+        judges = len(facts.account.columns)
+        yield words("terminal.caption-panel", rounds=total.rounds, utility=utility, judges=judges)
+    elif utility:
         yield words(
             "terminal.caption-utility",
             score=total.score, rounds=total.rounds, utility=utility, gain=gain, summed=summed,
@@ -344,15 +382,17 @@ def findings(facts: Facts) -> Iterator[str]:
     if total.stderr is None:
         yield words("terminal.unsure")
     else:
-        yield words("terminal.sure")
-        if total.covariance is None and total.n > 1:
+        yield words("terminal.sure" if facts.panel is None else "terminal.sure-panel")
+        if total.covariance is None and total.n > 1 and facts.panel is None:
             yield words("terminal.bound")
     if enough := rounds_enough(facts):
         yield enough
-    if total.score in ("ALPHA", "PHI") and not facts.withheld and (worse := made_worse(facts)):
+    if total.score in ("ALPHA", "PHI", "PANEL") and not facts.withheld and (worse := made_worse(facts)):
         yield worse
     for name in () if facts.withheld else facts.suspects:
         yield words("terminal.suspect", client=name)
+    if facts.panel is not None and facts.panel.helped_nobody:
+        yield words("helped.nobody", clients=facts.panel.helped_nobody)
 
 
 def budget_text(paid: Payouts, rule: str) -> str:

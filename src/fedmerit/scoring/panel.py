@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from fedmerit.errors import InputError, ReportError
 from fedmerit.notes import Note
-from fedmerit.scoring.rewards import Shares
+from fedmerit.scoring.rewards import STEP, Shares, Spans
 from fedmerit.scoring.scores import matrix_of, products_of
 from fedmerit.scoring.types import (
     LARGEST_SCORE,
@@ -306,6 +306,25 @@ def share_errors(panel: Panel, *, most: float = MOST) -> dict[str, float] | None
         shares[:, others] += np.minimum(part, limit) / n
     spread = dict(zip(order, shares.std(axis=0, ddof=1).tolist(), strict=True))
     return {name: spread[i] for i, name in enumerate(panel.clients)}
+
+
+def share_spans(panel: Panel, divided: Shares, most: float = MOST) -> Spans | None:
+    """Return the 95 % interval of each share by `hands`, each for one client alone; None without errors.
+
+    It is the share and 1.96 times its error (`share_errors`), rounded outwards to 0.01 %, between 0 and 1.
+    What a client loses is off its interval too.
+    """
+    errors = share_errors(panel, most=most)
+    if errors is None:
+        return None
+    half = {name: 1.96 * errors[name] * (1 - divided.forfeits.get(name, 0.0)) for name in divided}
+    return {
+        name: (
+            max(0.0, math.floor((share - half[name]) * STEP + 1e-5) / STEP),
+            min(1.0, math.ceil((share + half[name]) * STEP - 1e-5) / STEP),
+        )
+        for name, share in divided.items()
+    }
 
 
 def _limit(most: Any, n: int) -> Fraction:

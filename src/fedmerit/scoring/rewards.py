@@ -149,6 +149,7 @@ def cut(base: Rows, counts: Rows) -> tuple[Rows, Vector, Vector]:
 # -------------------------------------------------------------------------------------------------- shares
 
 Rule = Literal["fair", "fenced", "impartial", "equal"]
+AnyRule = Rule | Literal["hands"]  # also that of a panel
 
 SELF_REPORTED = frozenset({"ALPHA", "LOO", "IOI"})
 """Scores whose entry i is client i's own report, in units of the gain, and in which nothing else depends on
@@ -165,7 +166,7 @@ USUAL_RULE: Rule = "fenced"
 class Shares(ByClient[float]):
     """Shares by name, which sum to 1 minus ``unpaid``; how sure they are says `share_intervals`."""
 
-    rule: Rule | Literal["hands"]
+    rule: AnyRule
     unpaid: float = 0.0
     notes: tuple[str, ...] = ()
     fence: Fence | None = None  # the numbers behind "fenced"
@@ -190,7 +191,7 @@ class Judged(Protocol):
 
 def shares(
     scores: Scores | Judged,
-    rule: Rule | Literal["hands"] = USUAL_RULE,
+    rule: AnyRule = USUAL_RULE,
     *,
     equal: float = 0.0,
     floor: float = 0.0,

@@ -169,7 +169,7 @@ def _division(facts: Facts, decision: Decision, paid: Sequence[tuple[str, Decima
         return words("money.same", who=_of(len(paid), n), amount=most)
     if len(paid) > 1 and paid[0][1] <= ABOUT_EQUAL * float(paid[-1][1]):
         return words("money.about-equal", who=_of(len(paid), n), low=least, high=most)
-    total, leaders = decision.total, list[str]()
+    total, leaders = facts.paid_total, list[str]()
     if total.stderr is not None:
         ranked = dict(zip(total.clients, rank_intervals(total)[:, 0], strict=True))
         leaders = [name for name in total.ranking() if ranked[name] == 1 and decision.paid[name]]
