@@ -70,7 +70,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 RETRAININGS = 3
 VERSIONS = {"device": "CPU", "torch": str(torch.__version__), "numpy": np.__version__}
-DRAWS = 10
+DRAWS = 5
 
 # ------------------------------------------------------------------------------------------------- training
 
@@ -424,7 +424,7 @@ def noise(cell: Cell) -> dict[str, Any]:
     checks = []
     for draw in range(1 if cell.toy else DRAWS):
         for name, (count, spread, innovate, blur) in ways.items():
-            if draw >= 2 and name != "50,000, noise 2, innovation":
+            if draw >= 1 and name != "50,000, noise 2, innovation":
                 continue
             one = columns(run, f"{cell.seed} {draw}", count=count, noise=spread, innovate=innovate, blur=blur)
             found[name].append(list(hands(one.matrix).values()))
