@@ -146,7 +146,7 @@ class Secured(ClientApp):
         if place.rehearsal and invites(data):
             log.warning("a rehearsal: the run names %s, so whoever started it holds this key too", place.key)
         member = self._member(place, context)
-        work = partial(self._work, message, context, member.run_config, metrics) if kind == "train" else None
+        work = partial(self._work, member, message, context, metrics) if kind == "train" else None
         content = codec.put(Parcel(member.answer(data, str(context.node_id), work)))
         if metrics and member.masked:
             content[METRICS] = metrics[0]
@@ -182,14 +182,21 @@ class Secured(ClientApp):
             held_out=None if self.held_out is None else partial(self.held_out, context),
         )
 
-    def _work(self, message: Message, context: Context, config: bytes, metrics: list[MetricRecord]) -> Work:
-        """Return the model in a message, and the user's training of it."""
+    def _work(
+        self, member: Participant, message: Message, context: Context, metrics: list[MetricRecord]
+    ) -> Work:
+        """Return the model in a message, or that which the sum beside it comes to, and its training."""
+        if not codec.only_arrays(message.content) and member.reached:
+            key, (shape_of_it, model) = next(iter(message.content.array_records)), member.reached
+            message.content[key] = RecordShape.load(shape_of_it).record(model)
         shape = RecordShape.of(codec.only_arrays(message.content))
-        train = partial(self._train, shape, message, context, metrics)
+        train = partial(self.training, shape, message, context, metrics)
         check = partial(check_update, shape, self.weighted_by)
-        return Work(shape.vector, codec.digest(message, config), train, check)
+        return Work(shape.vector, codec.digest(message, member.run_config), train, check)
 
-    def _train(self, shape: Shape, message: Message, context: Context, shared: list[MetricRecord]) -> Trained:
+    def training(
+        self, shape: Shape, message: Message, context: Context, shared: list[MetricRecord]
+    ) -> Trained:
         """Run the user's training on a message as the strategy made it; append the metrics it shares."""
         for function in (self.value, self.gradient, self.held_out):
             if isinstance(function, Named):  # a wrong name is found here, not after the last round

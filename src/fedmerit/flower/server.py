@@ -72,6 +72,8 @@ class Contributions(Host):
             simulation whose roster names no server makes a key of its own.
     """
 
+    defers = True  # Flower starts a process for every message
+
     def __init__(
         self,
         strategy: Strategy,
@@ -242,9 +244,10 @@ class Contributions(Host):
         Before the first round there is nothing to close. If the error came in the middle of a round, the
         ledger stays open and shows that.
         """
-        if secure.model is None or len(secure.coordinator.recorder.rounds) != secure.rounds:
-            return
         try:
+            secure.coordinator.acknowledge()
+            if secure.model is None or len(secure.coordinator.recorder.rounds) != secure.rounds:
+                return
             finish(secure.coordinator, secure.model)
             self._tell_unsettled(secure.coordinator)
         except Exception:  # the caller should see the error that ended the run
