@@ -134,6 +134,7 @@ class LoadedRun:
         """Return what `frame` shows as lists, one per column."""
         if of == "scores":
             return scores_columns(self.scores)
+        names: tuple[str, ...]
         rows: list[tuple[Any, ...]] = []
         if of == "rounds":
             names = ("round", "client", "summed", "score", "value")

@@ -763,7 +763,8 @@ def server_saw(facts: Facts) -> tuple[list[str], list[str]] | None:
         saw.append(words("saw.solo"))
     if not run.config.secure_aggregation.enabled or run.config.analysis:
         return [words("saw.updates"), *saw], [words("saw.not-data")]
-    return saw, [words("saw.not-updates"), words("saw.not-data"), words("saw.not-samples")]
+    not_seen = [words("saw.not-updates"), words("saw.not-data")]
+    return saw, [*not_seen, *([words("saw.not-samples")] if facts.panel is None else [])]
 
 
 def costs(facts: Facts) -> list[tuple[str, str]]:
