@@ -130,7 +130,7 @@ def main() -> None:
         whole = time.perf_counter() - began
     steady = 2  # round 1 has the extra exchanges
     rows = {}
-    for kind in ("share", "train", "check", "unmask", "report"):
+    for kind in ("train", "check", "unmask", "report"):
         key, asked = (kind, steady), sum(grid.seconds[kind, steady])
         rows[kind] = {
             "member_seconds": statistics.median(grid.seconds[key]),

@@ -250,6 +250,7 @@ def test_the_flower_diff_is_what_the_example_does():
     diffs = [
         [line[1:].strip() for line in block.text.splitlines() if line.startswith("+")]
         for block in all_blocks("diff")
+        if "fedmerit.flower" in block.text
     ]
     assert len(diffs) == 2
     assert diffs[0] == diffs[1]
@@ -259,6 +260,16 @@ def test_the_flower_diff_is_what_the_example_does():
     assert "".join(diffs[0][2].split()) in "".join(code.split())
     for argument in re.findall(r"(\w+)=", " ".join(diffs[0])):
         assert f"{argument}=" in code
+
+
+def test_the_nvflare_diff_is_what_the_example_does():
+    example = ROOT / "examples/nvflare-hospitals"
+    code = (example / "hospitals/task.py").read_text() + (example / "demo.py").read_text()
+    (block,) = [block for block in all_blocks("diff") if "fedmerit.nvflare" in block.text]
+    added = [line[1:].strip() for line in block.text.splitlines() if line.startswith("+")]
+    assert len(added) <= 8
+    for name in re.findall(r"def (\w+)|(\w+)=", " ".join(added)):
+        assert re.search(rf"(def {name[0]}\(|\b{name[1]}=)" if name[0] else rf"\b{name[1]}=", code), name
 
 
 def test_the_answers_of_the_findings_are_on_their_page():

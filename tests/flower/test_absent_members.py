@@ -24,7 +24,7 @@ from fedmerit.verify import verify_folder
 from inprocess import FAILED, InProcess
 from lies import LIAR, at, checked, exchange_of, telling
 
-STEADY = ("share", "train", "check", "unmask", "report")
+STEADY = ("train", "check", "unmask", "report")
 INVITED = f"(invited by fedmerit {VERSION}, which speaks protocol {PROTOCOL})"
 
 
@@ -33,10 +33,13 @@ def exchanges(grid, name):
     return [(ask.exchange, ask.round) for ask in asked]
 
 
-def honest(rounds):
-    """What a member is asked in a run in which nothing happens."""
-    steady = [(kind, number) for number in range(1, rounds + 1) for kind in STEADY]
-    return [("join", 0), ("advertise", 1), *steady, ("close", rounds)]
+def honest(rounds, anew=()):
+    """What a member is asked if nothing happens but that keys and shares of some rounds do not come ahead."""
+    asked = [("join", 0)]
+    for number in range(1, rounds + 1):
+        first = ("advertise", "share") if number in (1, *anew) else ()
+        asked += [(kind, number) for kind in (*first, *STEADY)]
+    return [*asked, ("close", rounds)]
 
 
 def failing(refuses):
@@ -84,19 +87,19 @@ def finished(home, grid, rounds):
 
 @pytest.mark.parametrize("kind", ["advertise", "train", "unmask"])
 def test_one_refusal_costs_that_round_and_one_invitation(home, kind):
-    """It joins while the others report, and gives its keys of the next round then: nobody waits for it."""
+    """It joins while the others report; the next round asks all for keys and shares."""
     grid = grid_of(home)
     grid.alter = failing(lambda exchange, number: (exchange, number) == (kind, 1))
     strategy, rounds = finished(home, grid, 3)
     assert [note for note in strategy.notes if "failed" in note] == [f"{LIAR}: {kind} failed: refuses"]
     assert LIAR not in rounds[0].reports
     assert [set(one.reports) for one in rounds[1:]] == [{*NAMES}, {*NAMES}]
-    before = [("join", 0), ("advertise", 1), *((stage, 1) for stage in STEADY)]
-    until = before[: before.index((kind, 1)) + 1]
-    later = [entry for entry in honest(3) if entry[1] >= 2]
-    assert exchanges(grid, LIAR) == [*until, ("join", 0), ("advertise", 2), *later]
+    asked = honest(3, anew=(2,))
+    until = asked[: asked.index((kind, 1)) + 1]
+    later = [entry for entry in asked if entry[1] >= 2]
+    assert exchanges(grid, LIAR) == [*until, ("join", 0), *later]
     assert {name: exchanges(grid, name) for name in NAMES if name != LIAR} == {
-        name: honest(3) for name in NAMES if name != LIAR
+        name: asked for name in NAMES if name != LIAR
     }
 
 
@@ -224,7 +227,7 @@ def test_a_short_outage_of_some_costs_nobody_a_later_round(tmp_path):
 @pytest.mark.parametrize(
     ("proposed", "reported", "words"),
     [
-        (["client-0", LIAR], {*NODES}, f"{LIAR} gives no keys for round 2: scheduled with 2 members"),
+        (["client-0", LIAR], {*NODES}, f"{LIAR} sends nothing ahead for round 2: scheduled with 2 members"),
         ("everybody", {*NODES} - {LIAR}, ""),
     ],
 )
@@ -233,7 +236,7 @@ def test_a_next_round_that_is_too_small_or_cannot_be_read_costs_one_report_at_mo
 ):
     """Too small, it gives no keys for it; what it is told of the round before is true all the same."""
     grid = grid_of(home)
-    grid.before = telling(home, "report", 1, lambda body: body.update(next=proposed))
+    grid.before = telling(home, "check", 1, lambda body: body.update(next=proposed))
     strategy, rounds = run(home, grid)
     checked(strategy, rounds, home)
     assert [set(one.reports) for one in rounds] == [reported, {*NODES}]

@@ -114,7 +114,7 @@ def test_a_pool_that_stayed_shut_can_be_opened_by_the_next_run(home):
 def test_a_run_that_is_given_up_is_settled_with_who_signs_that_it_is_over(home):
     grid = grid_of(home)
     for number in range(2, 7):
-        at(grid, "share", number, lambda message: grid.dead.add(NODES["client-2"]))
+        at(grid, "train", number, lambda message: grid.dead.add(NODES["client-2"]))
     at(grid, "last", None, lambda message: grid.dead.clear())
     with pytest.raises(RunAborted):
         run(home, grid, **SETTLED, rounds=6, join=0.3, threshold=4)
@@ -492,7 +492,7 @@ def test_a_first_round_without_a_sum_is_left_as_it_is(home):
 
 
 def test_a_first_round_with_a_sum_starts_from_the_model_in_the_archive(home):
-    killed(home, "report", 1)
+    killed(home, "train", 2)
     settle(home, moved())
     assert "settlement: 1 of 1 equations hold" in list(verify_folder(home / "run"))
 

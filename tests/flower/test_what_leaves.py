@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedmerit.flower
-from federation_in import NODES, client, grid_of, run, task
+from federation_in import NODES, client, grid_of, rounds_in, run, task
 from fedmerit.errors import ConfigError, MessageError, ProtocolError, RefusedError
 from fedmerit.flower.codec import BYTES, config_digest, digest, put, take
 from fedmerit.protocol.member import REFUSED
@@ -33,7 +33,7 @@ def test_what_leaves_a_member_is_masked_and_little(home):
     assert all(sum(sizes) < 4 * size + 8000 for sizes in up.values())
 
 
-def test_a_steady_round_takes_five_exchanges_and_four_evaluations(home):
+def test_a_steady_round_takes_four_exchanges_and_four_evaluations(home):
     counted = []
 
     def value(arrays, test):
@@ -44,11 +44,28 @@ def test_a_steady_round_takes_five_exchanges_and_four_evaluations(home):
     grid = grid_of(home, dict.fromkeys(NODES, app))
     strategy, _ = run(home, grid, rounds=3, server_evaluates=False)
     kinds = {name: len(times) for name, times in strategy.seconds.items()}
-    assert kinds == {"advertise": 1, "share": 3, "train": 3, "check": 3, "unmask": 3, "report": 3, "close": 1}
+    assert kinds == {"advertise": 1, "share": 1, "train": 3, "check": 3, "unmask": 3, "report": 3, "close": 1}
     assert len(counted) == 4 * 4 * 3
     for node in NODES.values():  # who is there from the start is invited once
         asked = [exchange_of(message).exchange for to, message, _ in grid.seen if to == node]
         assert asked.count("join") == 1
+
+
+def test_a_steady_settled_round_takes_three_exchanges_and_the_model_travels_once(home):
+    grid = grid_of(home)
+    strategy, _ = run(home, grid, rounds=3, method="settled")
+    kinds = {name: len(times) for name, times in strategy.seconds.items()}
+    rounds = {"advertise": 1, "share": 1, "train": 3, "check": 3, "unmask": 3, "report": 1}
+    assert {kind: kinds[kind] for kind in rounds} == rounds
+    assert all(len(one.reports) == 4 for one in rounds_in(home / "run"))
+    assert not strategy.notes
+    size = sum(array.numpy().size for array in ArrayRecord(task.first_model()).values())
+    for _, message, _ in grid.seen:
+        ask = exchange_of(message)
+        if ask.exchange == "train":
+            arrays = [array for record in message.content.array_records.values() for array in record.values()]
+            assert 4 * size < sum(len(array.data) for array in arrays) < 4 * size + 6000
+            assert ("sum" in ask.arrays) == (ask.round > 1)
 
 
 def test_an_evaluation_tells_listed_metrics_and_no_sample_count(home):

@@ -308,7 +308,7 @@ def test_an_honest_run_is_not_accused(federation):
         assert f'1 masked "{name}" {digest}' in federation.heads(name).read_text().splitlines()
 
 
-@pytest.mark.parametrize("kind", ["share", "train", "check"])
+@pytest.mark.parametrize("kind", ["train", "check"])
 def test_a_round_that_is_aborted_before_any_share_is_released_is_not_accused(federation, kind):
     """Members train again from the same M0; with fewer, too."""
     federation.unasked = lambda *at: at in ((kind, 2, "C"), (kind, 2, "D"))

@@ -20,7 +20,7 @@ from fedmerit.identity import canonical, exact
 from fedmerit.protocol import coordinator
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import MemoryState
-from fedmerit.protocol.messages import Parcel, pack
+from fedmerit.protocol.messages import Parcel, pack, with_more
 from fedmerit.protocol.outcome import model_hash
 from fedmerit.report.facts import Facts
 from fedmerit.report.page.text import remark
@@ -33,7 +33,7 @@ from fedmerit.verify import verify_copy, verify_folder
 from forging import anew, changes, places, put
 from linear_federation import LIAR, Federation, dealing_badly
 from refusals import found_wrong
-from wire import unpack
+from wire import parts, unpack
 
 HONEST = {"client-0", "client-2", "client-3"}
 
@@ -78,8 +78,10 @@ def test_somebody_elses_signature_does_not_open_the_door(federation):
 # ---------------------------------------------------------------------------------------------------- answers
 
 
-@pytest.mark.parametrize("kind", ["share", "train", "check", "unmask", "report"])
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [("share", 1), *((kind, number) for kind in ("train", "check", "unmask", "report") for number in (1, 2))],
+)
 def test_garbage_is_refused_and_the_run_goes_on(federation, kind, number):
     federation.answering(kind, number, lambda data: b"garbage" + data[7:])
     one = ran(federation)[number - 1]
@@ -200,10 +202,10 @@ def test_a_report_that_was_changed_on_the_way_is_refused(federation, number):
     """Also by numbers that JSON has and no report may have."""
 
     def change(data):
-        body, signature, keys = unpack(data)
+        body, signature = unpack(data)
         parsed = json.loads(body)
         parsed["measured"]["fit"]["alone"] = number if isinstance(number, float) else exact(float(number))
-        return pack([json.dumps(parsed).encode(), signature, keys])
+        return pack([json.dumps(parsed).encode(), signature])
 
     federation.answering("report", 1, change)
     rounds = ran(federation)
@@ -256,14 +258,15 @@ def bad_dealer():
 def complaining(federation, name, dealer, key=None):
     """What makes a member's masked message one with a complaint about a dealer."""
 
-    def lie(answer):
+    def lie(whole):
+        answer, _ = parts(whole)
         size = struct.unpack(">I", answer[4:8])[0]
         fields = msgpack.decode(msgpack.decode(answer[8 : 8 + size])[0])
         fields[7][3] = [[federation.names.index(dealer), key or os.urandom(32)]]
         made = msgpack.encode(fields)
         signed = federation.keys[name].sign(b"fedmerit secagg head 1\0" + masks.digest_of(made))
         head = msgpack.encode([made, signed])
-        return answer[:4] + struct.pack(">I", len(head)) + head + answer[8 + size :]
+        return with_more(answer[:4] + struct.pack(">I", len(head)) + head + answer[8 + size :], b"")
 
     return lie
 

@@ -79,7 +79,7 @@ def test_a_server_that_dies_in_the_settlement_loses_nothing(tmp_path, honest, ex
 def test_a_server_that_dies_in_a_round_is_settled_on_the_rounds_before(tmp_path, honest, exchange):
     """The round is closed as aborted; who released shares for its sum says so."""
     federation = settled(tmp_path)
-    if exchange == "advertise":  # keys of round 2 came with the reports of round 1
+    if exchange in ("advertise", "share"):  # keys and shares of round 2 come ahead
         for member in federation.members.values():
             member.early = False
     found = again(dies(federation, exchange))
@@ -152,7 +152,7 @@ def test_a_full_disk_at_the_end_of_a_round_loses_nothing(tmp_path, honest, monke
 
 def test_a_run_of_three_that_died_in_its_second_ends_when_enough_sign_that(tmp_path):
     """Signatures from before the death count; who signs after the pool is open is not recorded."""
-    federation = dies(settled(tmp_path, 3), "share", 2)
+    federation = dies(settled(tmp_path, 3), "train", 2)
     federation.reaches = lambda name, ask: ask.exchange != "last" or name in ("client-0", "client-1")
     assert again(federation) is None
     assert {who for who, _ in bodies(federation, "last")} == {"client-0", "client-1"}
@@ -175,7 +175,7 @@ def test_a_run_of_three_that_died_in_its_second_ends_when_enough_sign_that(tmp_p
 
 
 def test_once_the_pool_is_open_the_reason_why_it_was_not_counts_no_more(tmp_path):
-    federation = dies(settled(tmp_path, 3), "share", 2)
+    federation = dies(settled(tmp_path, 3), "train", 2)
     federation.reaches = lambda name, ask: ask.exchange != "last"
     assert again(federation) is None
     federation.reaches = lambda name, ask: True
@@ -198,7 +198,7 @@ def test_who_disagreed_is_not_counted_as_agreeing_by_the_next_server(tmp_path):
 
 
 def test_a_second_attempt_may_fail_for_another_reason_and_for_good(tmp_path):
-    federation = dies(settled(tmp_path, 3), "share", 2)
+    federation = dies(settled(tmp_path, 3), "train", 2)
     federation.reaches = lambda name, ask: ask.exchange != "last"
     assert again(federation) is None
     federation.reaches = lambda name, ask: True
@@ -337,7 +337,7 @@ def test_another_sum_than_the_archived_one_is_not_agreed_to(tmp_path):
 
 def test_nobody_trains_for_a_server_that_goes_on_after_the_opening(tmp_path):
     """Members who signed the last round are not asked for another, nor those who only saw the pool."""
-    federation = dies(settled(tmp_path, 3), "share", 2)
+    federation = dies(settled(tmp_path, 3), "train", 2)
     federation.reaches = lambda name, ask: (name, ask.exchange) != (AWAY, "last")
     federation.dies("state", go=lambda: again(federation))
     with federation.taken_up():
@@ -409,10 +409,10 @@ def test_a_settlement_that_was_closed_and_paid_by_stays_closed_when_another_serv
 @pytest.mark.parametrize(
     ("exchange", "body", "words"),
     [
-        ("share", {"settlement": None, "why": "bad luck"}, "states an unknown reason: 'bad luck'"),
-        ("share", {"settlement": None, "why": ["not-last"]}, r"at `\$\.why`"),
-        ("share", {"settlement": None, "why": "not-agreed"}, "states an unknown reason"),
-        ("share", {"settlement": "0" * 64, "why": "not-last"}, "belongs to no manifest"),
+        ("train", {"settlement": None, "why": "bad luck"}, "states an unknown reason: 'bad luck'"),
+        ("train", {"settlement": None, "why": ["not-last"]}, r"at `\$\.why`"),
+        ("train", {"settlement": None, "why": "not-agreed"}, "states an unknown reason"),
+        ("train", {"settlement": "0" * 64, "why": "not-last"}, "belongs to no manifest"),
         ("agreed", {"settlement": None, "why": "not-agreed"}, "belongs to no manifest"),
         ("agreed", {"why": "no-gain"}, "states an unknown reason: 'no-gain'"),
         ("state", {"why": "not-agreed"}, "too few members signed, but enough did"),
@@ -430,7 +430,7 @@ def test_a_false_reason_why_a_run_was_not_settled_is_refused(tmp_path, exchange,
 
 
 def test_a_server_with_enough_signatures_under_the_last_round_cannot_say_that_they_are_too_few(tmp_path):
-    federation = dies(settled(tmp_path, 3), "share", 2)
+    federation = dies(settled(tmp_path, 3), "train", 2)
     with federation.taken_up():
         Clearing(federation.coordinator, federation.gradient, federation.archive)._last(federation.names)
         federation.coordinator.recorder.state("unsettled", {"settlement": None, "why": "not-last"})

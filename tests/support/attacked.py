@@ -17,6 +17,16 @@ def settling(
     return Federation(home, members, rounds, settings=settings, **given)
 
 
+def judging(home, members=5, rounds=2, *, panel=None, sections=None, **given):
+    """A federation whose members judge each other; ``panel`` are settings over those that this makes."""
+    settings = {
+        "scoring": {"method": "panel"},
+        "panel": {"least": 20, **(panel or {})},
+        **(sections or {}),
+    }
+    return Federation(home, members, rounds, settings=settings, **given)
+
+
 def attacked(home, members=5, rounds=1, **given):
     """Five members and one settled round, for lies about it: nobody honest may have another number."""
     return settling(home, members, rounds, **{"ledger": False, **given})

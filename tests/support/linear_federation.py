@@ -46,12 +46,13 @@ from fedmerit.identity import (
 )
 from fedmerit.ledger.chain import Record
 from fedmerit.ledger.run import replay
-from fedmerit.protocol.clearing import Clearing, finish
+from fedmerit.protocol.clearing import Clearing
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.direction import along_path
+from fedmerit.protocol.hearing import clearing_of, finish
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import STATEMENT, MemoryState
-from fedmerit.protocol.messages import Ask, Parcel, pack
+from fedmerit.protocol.messages import Ask, Parcel, pack, with_more
 from fedmerit.protocol.outcome import Evaluations, Round, Trained, Work
 from fedmerit.protocol.settlement import agreement, countersignature, tables_hash
 from fedmerit.protocol.terms import EMBEDDED, FLOWER, Agreed, cautious, roster_in
@@ -63,7 +64,7 @@ from fedmerit.storage.run_folder import Folder, FolderArchive, write
 from fedmerit.verify import verify_folder
 from ledgers import pool_of, terms_of
 from runs import records_of, rounds_in
-from wire import said_in, told, unpack
+from wire import parts, said_in, told, unpack
 
 SIZE = 12
 STAGES = ("advertise", "share", "masked", "check", "unmask", "report")
@@ -263,7 +264,7 @@ class Federation:
 
     def clearing(self) -> Clearing:
         """Return a server's side of the settlement, as a new process makes it."""
-        return Clearing(self.coordinator, self.coordinator.gradient, self.coordinator.archive)
+        return clearing_of(self.coordinator, self.coordinator.gradient, self.coordinator.archive)
 
     @contextmanager
     def trained(self, rounds: int | None = None) -> Iterator[Federation]:
@@ -563,7 +564,12 @@ class Federation:
             name, identity, self.roster, state, lambda shape, utilities: self.value,
             accept=self.accept, seed=self.seed, rehearsal=not self.masks,
             gradients=lambda shape, utility: self.gradient,
+            held_out=partial(self.held_out, name) if self.config.judged else None,
         )  # fmt: skip
+
+    def held_out(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return a judge's own samples."""
+        return data(f"held-out {name}", 40, self.seed)
 
     def _settings(self, rounds, weights, sections):
         made: dict[str, dict[str, Any]] = {
@@ -680,17 +686,18 @@ def write_key(path: Path, key: Ed25519PrivateKey) -> None:
 
 
 def arrives(lost: Mapping[tuple[str, int], int], name: str, ask: Ask, answer: bytes) -> bytes | None:
-    """Return what the server gets of a member's answer: all, nothing, or a report without the next keys.
+    """Return what the server gets of a member's answer: all, nothing, or one without what it sends ahead.
 
-    Keys for a round come with the reports of the one before. Who is lost when they are due gives none then,
-    and none when the server asks again.
+    Keys and shares for a round come with the answers to check and unmask of the one before. Who is lost when
+    they are due gives none then, and none when the server asks again; nor does who is lost when the sum is to
+    be acknowledged, which would otherwise come with the next round.
     """
     stage = {"train": "masked"}.get(ask.exchange, ask.exchange)
     if stage in STAGES and STAGES.index(stage) >= lost.get((name, ask.round), len(STAGES)):
         return None
-    if stage == "report" and lost.get((name, ask.round + 1)) == 0:
-        body, signature, _ = unpack(answer)
-        return pack([body, signature, b""])
+    unready = lost.get((name, ask.round + 1), len(STAGES)) <= 1 or (name, ask.round) in lost
+    if stage in ("check", "unmask") and unready:
+        return with_more(parts(answer)[0], b"")
     return answer
 
 
@@ -698,8 +705,9 @@ def false_sum(monkeypatch, more=1000):
     """Let the server tell everybody, and archive, an X that is not the sum: so much more (by round)."""
     real = Coordinator._sum
 
-    def summed(coordinator, server, number, found, task):
-        real(coordinator, server, number, found, task)
+    def summed(coordinator, server, found, task, begin):
+        real(coordinator, server, found, task, begin)
+        number = found.number
         words = server.result.words.copy()
         words[:1] += np.uint32((more if isinstance(more, int) else more.get(number, 0)) % 2**32)
         decoded = task.decode(words, server.result.included)

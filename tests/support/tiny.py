@@ -59,8 +59,8 @@ def losing(lost):
     def exchange(self, kind, asks):
         number = Ask.unpack(next(iter(asks.values())))[0].round
         here = {name: parcel for name, parcel in asks.items() if not is_lost(name, number, kind)}
-        for name in here if kind == "report" and LOSING[-1] is lost else ():
-            self.members[name].early = not is_lost(name, number + 1, "advertise")
+        for name in here if kind in ("check", "unmask") and LOSING[-1] is lost else ():
+            self.members[name].early = not is_lost(name, number + 1, "share")
         if here:
             yield from real(self, kind, here)
 

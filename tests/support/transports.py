@@ -18,7 +18,7 @@ from fedmerit.config import Config, from_dict
 from fedmerit.errors import RunAborted
 from fedmerit.identity import Member, Roster, new_key, write_roster
 from fedmerit.ledger.chain import Record
-from fedmerit.protocol.messages import Ask, Parcel, pack
+from fedmerit.protocol.messages import Ask, Parcel
 from fedmerit.protocol.outcome import Round
 from linear_federation import STAGES, Federation, arrives
 from runs import records_of, rounds_in
@@ -308,10 +308,10 @@ class FlowerTask:
         class Lossy(InProcess):
             def _answer(self, node, message):
                 ask, name = Ask.unpack(take(message.content))[0], task.nodes[node]
-                if arrives(lost, name, ask, pack([b"", b"", b""])) is None:
+                if arrives(lost, name, ask, b"") is None:
                     return Message(Error(UNAVAILABLE, "Node Unavailable"), reply_to=message)
                 reply = super()._answer(node, message)
-                if ask.exchange == "report" and not reply.has_error():
+                if ask.exchange in ("check", "unmask") and not reply.has_error():
                     answer = arrives(lost, name, ask, take(reply.content).head)
                     reply.content[BYTES] = put(Parcel(answer))[BYTES]
                 return reply
@@ -449,10 +449,10 @@ class CollabTask:
 
         def passes(name, sent, answer):
             ask = Ask.unpack(Parcel(sent["head"], sent["arrays"]))[0]
-            if arrives(lost, name, ask, pack([b"", b"", b""])) is None:
+            if arrives(lost, name, ask, b"") is None:
                 raise TimeoutError("no answer")
             answered = answer()
-            whole = ask.exchange == "report" and isinstance(answered, bytes)
+            whole = ask.exchange in ("check", "unmask") and isinstance(answered, bytes)
             return arrives(lost, name, ask, answered) if whole else answered
 
         return passes

@@ -12,6 +12,12 @@ def unpack(data: bytes) -> Any:
     return msgpack.decode(data)
 
 
+def parts(answer: bytes) -> tuple[bytes, bytes]:
+    """Return the answer to train, check or unmask, and what came with it."""
+    size = int.from_bytes(answer[:4], "big")
+    return answer[4 + size :], answer[4 : 4 + size]
+
+
 def said_in(ask: Ask) -> dict[str, Any]:
     """Return the body of a message as plain values that can be changed."""
     return to_builtins(ask.body, builtin_types=(bytes,))

@@ -15,10 +15,9 @@ from typing import Any, ClassVar
 
 from fedmerit.carriers.shape import Shape, listed
 from fedmerit.errors import ProtocolError, RunAborted
-from fedmerit.identity import number
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.messages import Exchange, Parcel
-from fedmerit.protocol.outcome import Model
+from fedmerit.protocol.outcome import Model, Outcome
 from fedmerit.protocol.settler import SETTLING
 from fedmerit.protocol.terms import task_of
 
@@ -31,7 +30,7 @@ TOLD = 60.0
 """Seconds between two log lines that say whom the server waits for."""
 IN_A_ROW = 3
 """Aborted rounds in a row after which a run is given up; a short outage costs one or two."""
-LONG = ("train", "report", "open", "agree", "witness", "table")
+LONG = ("train", "report", "judge", "open", "agree", "witness", "table")
 """Exchanges in which a member computes: `timeout` of `start` applies, not the patience for an answer."""
 
 
@@ -75,6 +74,12 @@ class Attendance:
             self._check_rounding(model - m0)
         return model
 
+    @property
+    def outcome(self) -> Outcome:
+        """What the last round that was not aborted came to."""
+        assert self.coordinator.outcome is not None
+        return self.coordinator.outcome
+
     def enough(self, least: int) -> None:
         """Wait until so many members are present; give up after `IN_A_ROW` waits in vain."""
         enough = self._wait(self.coordinator.config.clients, least, time.monotonic() + self.join)
@@ -116,11 +121,10 @@ class Attendance:
 
     def _check_rounding(self, moved: Model) -> None:
         """Note, once per run, which arrays training changed by less than the sum was rounded by."""
-        recorder, config = self.coordinator.recorder, self.coordinator.config
-        closed = recorder.rounds[-1]
-        step = task_of(config, closed.body["m"], moved.size, closed.scheduled).encoding.step
-        total = number(recorder.recorded("outcome")[-1]["weight"])
-        rounding = step / 2 * math.sqrt(len(closed.included)) / total  # its standard deviation, at most
+        config, outcome = self.coordinator.config, self.outcome
+        step = task_of(config, outcome.m0_hash, moved.size, self.coordinator.scheduled).encoding.step
+        # the standard deviation of rounding, at most
+        rounding = step / 2 * math.sqrt(len(outcome.included)) / outcome.total_weight
         lost = {name: size for name, size in self.shape.typical(moved).items() if 0 < size < 2 * rounding}
         if lost and "rounding" not in self._logged:
             self._logged.add("rounding")
@@ -140,13 +144,15 @@ class Attendance:
             raise self._given_up(f"{IN_A_ROW} rounds in a row were aborted")
 
     def check_closed(self) -> None:
-        """Raise `RunAborted` if there were rounds but none was closed."""
+        """Close the last round; raise `RunAborted` if there were rounds but none was closed."""
+        self.coordinator.acknowledge()
         rounds = self.coordinator.recorder.rounds
         if rounds and all(round_.aborted for round_ in rounds):
             raise self._given_up("no round was closed")
 
     def _given_up(self, reason: str) -> RunAborted:
         """Return an error that says which rounds were aborted, why, and who caused the last of them."""
+        self.coordinator.acknowledge()
         rounds, config = self.coordinator.recorder.rounds, self.coordinator.config
         closed = tuple(round_.number for round_ in rounds if not round_.aborted)
         aborted = tuple(round_.number for round_ in rounds if round_.aborted)

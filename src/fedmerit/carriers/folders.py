@@ -28,8 +28,9 @@ from fedmerit.identity import Member, Roster, new_key, read_roster, write_roster
 from fedmerit.ledger.chain import LEDGER, Ledger
 from fedmerit.ledger.kinds import recorded_roster
 from fedmerit.ledger.run import opening_of
-from fedmerit.protocol.clearing import Clearing, clearing_of
+from fedmerit.protocol.clearing import Clearing
 from fedmerit.protocol.coordinator import Coordinator
+from fedmerit.protocol.hearing import clearing_of
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import TERMS
 from fedmerit.protocol.messages import Ask, Exchange, Parcel

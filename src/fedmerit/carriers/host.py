@@ -55,14 +55,16 @@ class Host:
     """The shape that makes what users' functions get."""
     optimiser = False
     """Whether the model is moved on after the sum."""
+    defers: ClassVar[bool] = False
+    """Whether an exchange costs so much that a sum is acknowledged with the next round's first message."""
 
     def __init__(
         self,
         *,
         roster: str | Path,
-        test: tuple[npt.ArrayLike, npt.ArrayLike] | Pool,
-        value: Value | None,
         folder: str | Path,
+        test: tuple[npt.ArrayLike, npt.ArrayLike] | Pool | None = None,
+        value: Value | None = None,
         gradient: Gradient | None = None,
         config: Mapping[str, Mapping[str, Any]] | str | Path | None = None,
         patience: float = 120.0,
@@ -75,7 +77,7 @@ class Host:
         self.server_key = server_key_of(self.roster, roster, server_key)
         self.test, self.patience, self.join, self.page = test, patience, join, page
         measured = getattr(value or gradient, "utilities", ["value"])
-        self._settings = settings_of(config, self.roster, gradient, measured)
+        self._settings = settings_of(config, self.roster, gradient, measured, panel=test is None)
         self.scores: dict[str, Any] = {}
         self.notes: list[str] = []
         self.seconds: dict[str, list[float]] = {}
@@ -104,11 +106,14 @@ class Host:
         for name in shape.left_out:
             log.warning("array %r is not summed, because it holds no floats: it stays as it is", name)
         pool = self._pool(config, secrets.token_bytes(KEY_BYTES))
-        evaluate = self.value and evaluator(self.value, shape, config.scoring.utilities)
+        evaluate = None
+        if self.value and not config.judged:
+            evaluate = evaluator(self.value, shape, config.scoring.utilities)
         if evaluate is not None:  # finds errors in it before anybody trains
             for name, values in evaluate(shape.vector, pool.first).items():
                 Sampling(pool.balanced).check(name, values, pool.first)
-        slope = slope_of(self.gradient, shape) if self.gradient and config.settles else None
+        needed = config.settles and not config.judged
+        slope = slope_of(self.gradient, shape) if self.gradient and needed else None
         if slope is not None:
             check_slope(slope, evaluate, shape.vector, pool.settlement(), config.scoring.utilities[0])
             if opened := self._opened(engine):
@@ -134,6 +139,7 @@ class Host:
         coordinator = Coordinator(
             *(recorder, pool, transport, measure),
             refused=Notes(path / "notes.txt"),
+            defers=self.defers,
             gradient=slope and along_path(slope),
             archive=FolderArchive(path / ARCHIVE),
             awaited=transport.awaited,
@@ -248,7 +254,14 @@ class Host:
         return LedgerRecorder(folder, config, self.roster, load_key(key), run, engine, terms, commitment)
 
     def _pool(self, config: Config, key: bytes) -> Pool:
-        """Return the test pool, in an order that follows from its key."""
+        """Return the test pool, in an order that follows from its key; with a panel, an empty one."""
+        if config.judged:
+            nothing = np.zeros(0, np.int64)
+            utility = definition(self.value or self.gradient, self._settings["scoring"]["utilities"])
+            return Pool(
+                indices=nothing, x=nothing, y=nothing, slices=0, balanced=False, classes=0,
+                utility_hash=utility, key=key,
+            )  # fmt: skip
         if isinstance(self.test, Pool):
             parts = self.test.settled > 0, self.test.slices > (self.test.settled > 0)
             if parts != (config.settles, config.reports):
@@ -290,6 +303,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "training": ("weights", "weight_cap"),
     "scoring": ("method", "utilities", "game", "visibility"),
     "settlement": ("naming", "window_days"),
+    "panel": ("least", "coordinates", "most", "noise", "blur", "epsilon", "delta"),
     "payment": tuple(vars(Payment())),
     "secure_aggregation": ("bound", "threshold"),
     "report": ("title",),
@@ -302,6 +316,8 @@ def settings_of(
     roster: Roster,
     gradient: Gradient | None,
     measured: Sequence[str],
+    *,
+    panel: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Return the settings that a server is given, with what they leave out; raise unless they are its own."""
     stated = parse(text_in(config)) if isinstance(config, str | Path) else config or {}
@@ -317,8 +333,15 @@ def settings_of(
                     "no setting of a run between machines, where members' apps, the strategy and the roster "
                     "decide it: leave it out",
                 )
-    scoring = {"method": "settled", "utilities": list(measured), **sections.get("scoring", {})}
-    if gradient is None and scoring["method"] != "reports":
+    usual = "panel" if panel else "settled"
+    scoring = {"method": usual, "utilities": list(measured), **sections.get("scoring", {})}
+    if panel and scoring["method"] != "panel":
+        raise ConfigError.at(
+            "scoring.method",
+            f"{scoring['method']!r} measures on shared test samples: give test=..., or leave the method out, "
+            "and members judge each other on data of their own",
+        )
+    if gradient is None and scoring["method"] not in ("reports", "panel"):
         raise ConfigError.at(
             "scoring.method",
             f"{scoring['method']!r} needs gradient=..., the gradient of the paid utility "

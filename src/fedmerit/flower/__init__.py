@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from fedmerit.carriers.measures import torch_scoring
     from fedmerit.flower.client import member_of, place_of, secure
     from fedmerit.flower.server import Contributions, last_model
+    from fedmerit.flower.trial import check
     from fedmerit.protocol.terms import cautious, everybody
 
 __all__ = [
-    "Contributions", "Place", "cautious", "everybody", "last_model", "member_of", "place_of", "rehearsal",
-    "secure", "torch_scoring",
+    "Contributions", "Place", "cautious", "check", "everybody", "last_model", "member_of", "place_of",
+    "rehearsal", "secure", "torch_scoring",
 ]  # fmt: skip
 
 _LATER = {
@@ -29,6 +30,7 @@ _LATER = {
     "fedmerit.carriers.measures": ("torch_scoring",),
     "fedmerit.flower.client": ("member_of", "place_of", "secure"),
     "fedmerit.flower.server": ("Contributions", "last_model"),
+    "fedmerit.flower.trial": ("check",),
     "fedmerit.protocol.terms": ("cautious", "everybody"),
 }
 

@@ -36,6 +36,7 @@ from fedmerit.protocol.messages import Parcel
 from fedmerit.protocol.outcome import Trained, Work
 from fedmerit.protocol.terms import FLOWER, SIMULATED, cautious
 
+HeldOut = Callable[[Context], tuple[Any, Any]]
 METRICS = "metrics"
 LOGGED = "fedmerit.logged"
 """The record in the node's state that says which log lines of this run are not to be repeated."""
@@ -106,6 +107,7 @@ class Secured(ClientApp):
     accept: Callable[[Config], None]
     seed: int | None
     gradient: Gradient | None = None
+    held_out: HeldOut | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -144,7 +146,7 @@ class Secured(ClientApp):
         if place.rehearsal and invites(data):
             log.warning("a rehearsal: the run names %s, so whoever started it holds this key too", place.key)
         member = self._member(place, context)
-        work = partial(self._work, message, context, member.run_config, metrics) if kind == "train" else None
+        work = partial(self._work, member, message, context, metrics) if kind == "train" else None
         content = codec.put(Parcel(member.answer(data, str(context.node_id), work)))
         if metrics and member.masked:
             content[METRICS] = metrics[0]
@@ -177,18 +179,26 @@ class Secured(ClientApp):
             accept=self.accept,
             seed=self.seed,
             run_config=codec.config_digest(context.run_config),
+            held_out=None if self.held_out is None else partial(self.held_out, context),
         )
 
-    def _work(self, message: Message, context: Context, config: bytes, metrics: list[MetricRecord]) -> Work:
-        """Return the model in a message, and the user's training of it."""
+    def _work(
+        self, member: Participant, message: Message, context: Context, metrics: list[MetricRecord]
+    ) -> Work:
+        """Return the model in a message, or that which the sum beside it comes to, and its training."""
+        if not codec.only_arrays(message.content) and member.reached:
+            key, (shape_of_it, model) = next(iter(message.content.array_records)), member.reached
+            message.content[key] = RecordShape.load(shape_of_it).record(model)
         shape = RecordShape.of(codec.only_arrays(message.content))
-        train = partial(self._train, shape, message, context, metrics)
+        train = partial(self.training, shape, message, context, metrics)
         check = partial(check_update, shape, self.weighted_by)
-        return Work(shape.vector, codec.digest(message, config), train, check)
+        return Work(shape.vector, codec.digest(message, member.run_config), train, check)
 
-    def _train(self, shape: Shape, message: Message, context: Context, shared: list[MetricRecord]) -> Trained:
+    def training(
+        self, shape: Shape, message: Message, context: Context, shared: list[MetricRecord]
+    ) -> Trained:
         """Run the user's training on a message as the strategy made it; append the metrics it shares."""
-        for function in (self.value, self.gradient):
+        for function in (self.value, self.gradient, self.held_out):
             if isinstance(function, Named):  # a wrong name is found here, not after the last round
                 function.loaded()
         reply = self._inner(message, context)
@@ -227,6 +237,7 @@ def secure(
     *,
     value: Value | str,
     gradient: Gradient | str | None = None,
+    held_out: HeldOut | str | None = None,
     metrics: Sequence[str] = (),
     place: Callable[[Context], Place] = place_of,
     weighted_by: str = "num-examples",
@@ -250,6 +261,8 @@ def secure(
         gradient: ``gradient(arrays, test)`` returns the mean of the paid utility over test samples, and its
             gradient: an array for each floating-point array of the model, by name or in their order. A
             settled run needs it; `torch_scoring` makes it for a PyTorch model.
+        held_out: ``held_out(context)`` returns samples and labels of this member that it does not train on. A
+            run with a panel needs them: by these it judges the others.
         metrics: names of training and evaluation metrics that may leave this machine; by default none.
         place: returns where this member's key and roster are, if not where `place_of` looks; in a simulation,
             the place must say ``rehearsal=True``.
@@ -260,6 +273,7 @@ def secure(
     """
     if isinstance(app, Secured):
         raise ConfigError("this ClientApp is secured already")
-    given: Iterator[Any] = (Named(one) if isinstance(one, str) else one for one in (app, value, gradient))
-    inner, measure, slope = given
-    return Secured(inner, measure, tuple(metrics), place, weighted_by, accept, seed, slope)
+    functions = (app, value, gradient, held_out)
+    given: Iterator[Any] = (Named(one) if isinstance(one, str) else one for one in functions)
+    inner, measure, slope, own = given
+    return Secured(inner, measure, tuple(metrics), place, weighted_by, accept, seed, slope, own)

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fedmerit.carriers.attendance import LONG, POLL, Attendance
 from fedmerit.config import VERSION
 from fedmerit.errors import ProtocolError
-from fedmerit.flower.codec import QUERY, RecordShape, answer_in, digest, only_arrays, put
+from fedmerit.flower.codec import BYTES, QUERY, RecordShape, answer_in, digest, only_arrays, put
 from fedmerit.protocol.messages import PROTOCOL, Exchange, Parcel
 from fedmerit.protocol.outcome import Model
 from fedmerit.protocol.terms import least_scheduled
@@ -44,6 +44,7 @@ class SecureGrid(Attendance, Grid):
     _invited: dict[str, int] = field(default_factory=dict)  # message id -> node
     _train: dict[str, Message] = field(default_factory=dict)  # the strategy's messages of the round
     _metrics: dict[str, MetricRecord] = field(default_factory=dict)
+    _known: bool = False  # whether members can make the model of this train step from the sum before it
     _looked: float = -math.inf  # when the strategy last got the list of nodes
     go_on = "to go on from the last model, see fedmerit.flower.last_model"
 
@@ -103,9 +104,15 @@ class SecureGrid(Attendance, Grid):
             if not _same(message, first) and digest(message, run_config) != extra:
                 told = "the strategy sends it a message that differs from the others"
                 raise ProtocolError(told, member=name)
-        self._looked = -math.inf
+        self._looked, self._known = -math.inf, self._is_known(only_arrays(first.content))
         model = self.take(m0, tuple(self._train), extra)
         return [] if model is None else [self._reply(first, model)]
+
+    def _is_known(self, record: ArrayRecord) -> bool:
+        """Return whether a model is M of the round before, byte for byte: members make it from the sum."""
+        last = self.coordinator.outcome
+        made = self.shape.record(last.model) if last else {}
+        return [*made] == [*record] and all(made[name] == array for name, array in record.items())
 
     def _restore(self, message: Message) -> None:
         """Restore the first model's types and integers in a message, because averaging changes them."""
@@ -118,8 +125,7 @@ class SecureGrid(Attendance, Grid):
     def _reply(self, message: Message, model: Model) -> Message:
         """Return what an averaging strategy sees as the only reply: M, with a weight of 1."""
         means = MetricRecord({self.weighted_by: 1})
-        included = self.coordinator.recorder.rounds[-1].included
-        records = [self._metrics[name] for name in included if name in self._metrics]
+        records = [self._metrics[name] for name in self.outcome.included if name in self._metrics]
         shared = dict.fromkeys(key for record in records for key in record if key != self.weighted_by)
         for key in shared:
             numbers = [record.get(key) for record in records]
@@ -182,6 +188,8 @@ class SecureGrid(Attendance, Grid):
             theirs = self._train[name]
             message_type = theirs.metadata.message_type
             content = RecordDict({**theirs.content, **content})
+            if self._known and len(ours[BYTES]) > 1:  # beside the sum
+                content[next(iter(theirs.content.array_records))] = ArrayRecord()
         return Message(content, dst_node_id=self.nodes[name], message_type=message_type)
 
     def _opened(self, kind: Exchange, name: str, reply: Message) -> bytes | None:

@@ -36,7 +36,7 @@ from fedmerit.config import check_schedule, of_folder
 from fedmerit.errors import ConfigError, SettlementError
 from fedmerit.flower.codec import RecordShape, log_inside_flower
 from fedmerit.flower.grid import SecureGrid
-from fedmerit.protocol.clearing import finish
+from fedmerit.protocol.hearing import finish
 from fedmerit.protocol.pool import Pool
 from fedmerit.protocol.terms import FLOWER, SIMULATED, least_scheduled
 from fedmerit.report.page.html import page_of_run
@@ -52,6 +52,8 @@ class Contributions(Host):
         strategy: FedAvg, FedProx or one with a server optimiser (scores are taken before the optimiser acts).
         roster: the file of everybody's public keys.
         test: samples and labels on which all members are measured; the server commits to them before round 1.
+            Without them, members judge each other in a panel, each on data of its own (``held_out`` of
+            `secure`), and neither value nor gradient is needed here.
         value: the members' function that measures how good a model is. None if the server cannot evaluate:
             v(M0) and v(M) are then the medians of what the members measured.
         folder: where ledger, scores, notes and the server's key go; new, empty, or left by a start that too
@@ -70,14 +72,16 @@ class Contributions(Host):
             simulation whose roster names no server makes a key of its own.
     """
 
+    defers = True  # Flower starts a process for every message
+
     def __init__(
         self,
         strategy: Strategy,
         *,
         roster: str | Path,
-        test: tuple[npt.ArrayLike, npt.ArrayLike] | Pool,
-        value: Value | None,
         folder: str | Path,
+        test: tuple[npt.ArrayLike, npt.ArrayLike] | Pool | None = None,
+        value: Value | None = None,
         gradient: Gradient | None = None,
         config: Mapping[str, Mapping[str, Any]] | str | Path | None = None,
         patience: float = 120.0,
@@ -173,7 +177,8 @@ class Contributions(Host):
         engine = engine_of(grid)
         config, run = self._begun(engine)
         shape, path = RecordShape.of(initial_arrays), self.folder.resolve()
-        if not (recorded := of_folder(path)).settles or self.gradient is None:
+        recorded = of_folder(path)
+        if not recorded.settles or (self.gradient is None and not recorded.judged):
             raise ConfigError(
                 f"settle: expected a run whose members settle, and its gradient; the run in {path} has "
                 f"method={recorded.scoring.method!r}" + (", no gradient was given" * (self.gradient is None))
@@ -185,9 +190,12 @@ class Contributions(Host):
                 if run.seen >= {*self.roster.names}:
                     return
             recorder, pool = self._taken_up(folder, config, run)
-            if opened := self._opened(engine):
-                opened.check(pool.settlement(), recorder.run)
-            slope, secure = slope_of(self.gradient, shape), self._grid(grid, shape, timeout)
+            slope, secure = None, self._grid(grid, shape, timeout)
+            if not recorded.judged:
+                assert self.gradient is not None
+                slope = slope_of(self.gradient, shape)
+                if opened := self._opened(engine):
+                    opened.check(pool.settlement(), recorder.run)
             coordinator = self._coordinator(recorder, pool, secure, None, slope)
             if end is not None:  # a server that was killed then has not asked everybody to sign it
                 secure.gather(0)
@@ -198,7 +206,7 @@ class Contributions(Host):
             if all(closed.aborted for closed in recorder.rounds) and not summed:
                 raise SettlementError(f"{path}: no round has a sum: nothing to settle", code="no-rounds")
             model = self._taken_over(recorder, coordinator, shape.vector)
-            if not recorder.recorded("opening"):
+            if slope is not None and not recorder.recorded("opening"):
                 evaluate = self.value and evaluator(self.value, shape, config.scoring.utilities)
                 check_slope(slope, evaluate, model, pool.settlement(), config.scoring.utilities[0])
             agreed = sum(not body["wrong"] for body in recorder.recorded("agreed"))
@@ -236,9 +244,10 @@ class Contributions(Host):
         Before the first round there is nothing to close. If the error came in the middle of a round, the
         ledger stays open and shows that.
         """
-        if secure.model is None or len(secure.coordinator.recorder.rounds) != secure.rounds:
-            return
         try:
+            secure.coordinator.acknowledge()
+            if secure.model is None or len(secure.coordinator.recorder.rounds) != secure.rounds:
+                return
             finish(secure.coordinator, secure.model)
             self._tell_unsettled(secure.coordinator)
         except Exception:  # the caller should see the error that ended the run

@@ -92,7 +92,7 @@ class PoolBody(Body, frozen=True):
     version: Literal[1]
     root: Hash
     size: Count
-    slices: Annotated[int, Meta(ge=1)]
+    slices: Count
     classes: Count
     balanced: Literal[0, 1]
     utility: Hash

@@ -342,12 +342,13 @@ def _check_first(first: kinds.First, config: Config) -> None:
 
 def _check_pool(pool: kinds.PoolBody, first: kinds.First, config: Config) -> None:
     size, slices, data, method = pool.size, pool.slices, config.data, config.scoring.method
-    if slices > size:
+    if slices > size or (not slices and method != "panel"):
         raise LedgerError(f"{size} test samples cannot be cut into {slices} slices")
     settled = pool.settled if isinstance(pool.settled, int) else None
     if (settled is not None) != config.settles:
         raise LedgerError(f"settled: expected only where members settle, but the method is {method!r}")
-    if method == "settled" and (settled, slices) != (size, 1):
+    whole = method == "settled" or (method == "panel" and size)
+    if whole and (settled, slices) != (size, 1):
         raise LedgerError(f"settled: expected all {size} test samples in one slice, got {settled}")
     fits = settled is None or (1 <= settled < size and 1 <= slices - 1 <= size - settled)
     if method == "both" and not fits:

@@ -17,7 +17,7 @@ from fedmerit.errors import ConfigError
 from fedmerit.ledger.chain import LEDGER
 from fedmerit.nvflare.site import JobTask
 from fedmerit.nvflare.transport import CollabTransport
-from fedmerit.protocol.clearing import finish
+from fedmerit.protocol.hearing import finish
 from fedmerit.protocol.outcome import Evaluations, Model
 from fedmerit.protocol.terms import NVFLARE, NVFLARE_SIMULATED, least_scheduled
 from fedmerit.report.page.html import page_of_run

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import isqrt
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,6 @@ from fedmerit.protocol.pool import Indices, slice_id
 from fedmerit.scoring.panel import Panel
 from fedmerit.secagg.board import Board, signed_lanes
 from fedmerit.secagg.quantise import Words
-
-if TYPE_CHECKING:
-    from fedmerit.protocol.direction import Entry, Manifest
 
 COORDINATES: Final = "coordinates"
 """What the draw before a panel belongs to, in the place of a settlement's digest."""
@@ -181,25 +178,27 @@ def places(seed: str, round: int, length: int, drawn: int) -> Indices:
     return coordinates(seed, round, length, drawn)
 
 
-def drawn_in(manifest: Manifest, entry: Entry) -> Indices:
-    """Return the drawn coordinates of a round."""
-    assert manifest.bench is not None
-    return places(manifest.bench.seed, entry.round, manifest.coordinates, manifest.bench.drawn)
+def board_of(
+    bench: Bench,
+    at: Indices,
+    rows: npt.NDArray[np.int8],
+    digest: str,
+    x: Words | None,
+    rounds: int,
+    members: int,
+) -> Board:
+    """Return the directions of a round at its coordinates; with noise it takes the sum.
 
-
-def board_of(manifest: Manifest, entry: Entry, columns: npt.NDArray[np.int8], x: Words | None) -> Board:
-    """Return the directions of a round, given the columns of all judges; with noise it takes the sum."""
-    bench = manifest.bench
-    assert bench is not None
-    at, place = drawn_in(manifest, entry), manifest.rounds.index(entry)
-    rows, middle = columns[:, place], halves(bench.drawn)[0].stop
-    plain = Board(at, rows, middle, entry.g)
+    ``rows`` are what the judges show of the round, ``digest`` stands for all of it, ``rounds`` is how many
+    there are, ``members`` how many are in the sum.
+    """
+    middle = halves(bench.drawn)[0].stop
+    plain = Board(at, rows, middle, digest)
     if not bench.blur:
         return plain
     if x is None:
-        raise BindingError(f"has not kept the sum of round {entry.round}")
-    spread = _spread(plain, x[at].view(np.int32), bench.blur, len(manifest.rounds), len(entry.participants))
-    return Board(at, rows, middle, entry.g, spread)
+        raise BindingError("has not kept the sum of this round")
+    return Board(at, rows, middle, digest, _spread(plain, x[at].view(np.int32), bench.blur, rounds, members))
 
 
 def _spread(
@@ -238,17 +237,15 @@ def _squares(values: npt.NDArray[Any]) -> int:
 
 
 def panel_of(
-    manifest: Manifest, counted: Sequence[Mapping[str, tuple[int, ...]]], clients: Sequence[str]
+    bench: Bench, length: int, counted: Sequence[Mapping[str, tuple[int, ...]]], clients: Sequence[str]
 ) -> Panel:
     r"""Return who helped whom, from the numbers that count for each member in each round.
 
     .. math:: s_{ib,h} = c_b \frac{P}{|K_h|} \sum_t \Phi_{ib,h}^t, \qquad
         s_{ib} = \frac{s_{ib,1} + s_{ib,2}}{2}
 
-    with |K_h| coordinates at half h. The column of who did not judge is 0.
+    with |K_h| coordinates at half h of a model of P (``length``). The column of who did not judge is 0.
     """
-    bench = manifest.bench
-    assert bench is not None
     sums = {name: [0] * bench.lanes for name in clients}
     for entry in counted:
         for name, values in entry.items():
@@ -257,7 +254,7 @@ def panel_of(
     both = np.zeros((2, len(clients), len(clients)))
     for place, judge in enumerate(bench.judges):
         for half, size in enumerate(sizes):
-            worth = judge.scale * manifest.coordinates / max(size, 1)
+            worth = judge.scale * length / max(size, 1)
             column = [sums[name][2 * place + half] * worth for name in clients]
             both[half, :, clients.index(judge.judge)] = column
     return Panel(both.mean(axis=0), tuple(clients), (both[0] - both[1]) / 2)

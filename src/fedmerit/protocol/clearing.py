@@ -17,10 +17,9 @@ import numpy as np
 from fedmerit.errors import FedmeritError, MessageError, SettlementError
 from fedmerit.identity import canonical
 from fedmerit.notes import moment
-from fedmerit.protocol.coordinator import Archive, Coordinator, Summed
+from fedmerit.protocol.coordinator import Summed
 from fedmerit.protocol.direction import (
     Entry,
-    Gradient,
     Manifest,
     as_units,
     block_products,
@@ -46,7 +45,7 @@ from fedmerit.protocol.messages import (
     slice_arrays,
 )
 from fedmerit.protocol.naming import Desk, named
-from fedmerit.protocol.outcome import Model, model_hash, sum_hash
+from fedmerit.protocol.outcome import model_hash, sum_hash
 from fedmerit.protocol.settlement import (
     CLOCKS,
     DAY,
@@ -68,42 +67,13 @@ from fedmerit.secagg.quantise import direction_hash, largest_stated
 T = TypeVar("T")
 
 
-def finish(coordinator: Coordinator, model: Model) -> None:
-    """Settle a run, record its end, and ask all members who are present to sign the ledger's head.
-
-    A run between machines has no end as long as it may still be settled with members who are away.
-    """
-    recorder, archive = coordinator.recorder, coordinator.archive
-    present = coordinator.transport.expected(len(recorder.rounds) + 1)  # who comes back now joins in time
-    if coordinator.config.settles:
-        assert archive is not None
-        summed = sum(not round.aborted for round in recorder.rounds)
-        coordinator.tell(f"the rounds are over: members check the sums of {summed} of them, one by one")
-        clearing = clearing_of(coordinator, coordinator.gradient, archive)
-        coordinator.settled = settled = clearing.run(present)
-        if clearing.waits and not coordinator.rehearsal:
-            return
-        if settled is not None:
-            names = ", ".join(settled.awaited)
-            away = f"; answers of {names} are still taken (fedmerit settle add)" if names else ""
-            coordinator.tell(f"settled: {settled.holding} of {len(settled.equations)} equations hold{away}")
-    recorder.end(model)
-    coordinator.seal(present, recorder.head)
-
-
-def clearing_of(coordinator: Coordinator, gradient: Gradient | None, archive: Archive) -> Clearing:
-    """Return what settles a run: with a panel, members judge each other first."""
-    from fedmerit.protocol.hearing import Hearing  # it is a kind of clearing
-
-    return (Hearing if coordinator.config.judged else Clearing)(coordinator, gradient, archive)
-
-
 @dataclass(eq=False)
 class Clearing(Desk):
     """The settlement of one run, whose rounds are over, as its server conducts it."""
 
     waits: bool = False  # whether a run that is not settled may still be, once more members are there
     agreed: dict[str, Accord] = field(default_factory=dict)
+    returned: dict[str, None] = field(default_factory=dict)  # who was away at first, and is back
 
     def run(self, present: Sequence[str]) -> Settled | None:
         """Settle the run with the members who are present; return None if it cannot be settled.
@@ -126,7 +96,7 @@ class Clearing(Desk):
         if any(body["final"] for body in recorder.recorded("settled")):
             settled = replace(self.settled(manifest), final=True)
             return self._closed(settled, self._open(manifest, present, last))
-        opened = self._directions(manifest, list(dict.fromkeys((*present, *last))), last)
+        opened = self._directions(manifest, list(dict.fromkeys((*present, *last, *self.returned))), last)
         while len(self.agreed) < self.config.threshold:
             if not (back := self._back(name for name in manifest.members if name not in self.agreed)):
                 break
@@ -162,7 +132,9 @@ class Clearing(Desk):
     def _back(self, missing: Iterable[str]) -> Sequence[str]:
         """Return members who were away and are back; nobody once waiting has ended."""
         names = list(missing)
-        return self.coordinator.awaited(names) if names and self.coordinator.awaited else []
+        back = self.coordinator.awaited(names) if names and self.coordinator.awaited else []
+        self.returned |= dict.fromkeys(back)
+        return back
 
     # ----------------------------------------------------------------------------------------- the directions
 
@@ -172,7 +144,7 @@ class Clearing(Desk):
             return Manifest.from_body(body["manifest"])
         return None
 
-    def _made(self, present: Sequence[str], last: Mapping[str, bytes]) -> Manifest:
+    def _made(self, present: Sequence[str] = (), last: Mapping[str, bytes] | None = None) -> Manifest:
         """Make all directions and put them on one scale; return the manifest, which is recorded."""
         shown = self.coordinator.pool.settlement()
         blocks, by_class = blocks_of(shown, balanced=self.coordinator.pool.balanced)

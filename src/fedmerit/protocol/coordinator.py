@@ -27,19 +27,22 @@ from fedmerit.protocol.messages import (
     AdvertiseAsk,
     Ask,
     AskBody,
+    CheckAsk,
     CloseAsk,
     Exchange,
     HeadsAsk,
     JoinAsk,
     Joined,
     Parcel,
-    ReportAnswer,
+    Signed,
     TrainAsk,
+    UnmaskAsk,
     answer_of,
     exchange_of,
     join_body,
     outcome_ask,
     parsed,
+    without_more,
 )
 from fedmerit.protocol.outcome import (
     Evaluations,
@@ -208,6 +211,21 @@ def summed_rounds(archive: Archive, rounds: Iterable[Round], config: Config) -> 
 
 
 @dataclass(eq=False)
+class Owed:
+    """A round that has its sum, and still lacks the reports on it."""
+
+    current: Round
+    outcome: Outcome
+    members: tuple[str, ...]  # who can report
+    m0: Model | None  # unless the sum is only to be acknowledged
+    asked: bool = False  # whether members were asked with another message
+
+    def ask(self, run: str) -> Ask:
+        """Return the request for these reports."""
+        return outcome_ask(run, self.outcome)
+
+
+@dataclass(eq=False)
 class Coordinator:
     """The server's side of a run: it runs the rounds.
 
@@ -217,6 +235,7 @@ class Coordinator:
         first: the first model, if its utilities are recorded too; only in a rehearsal.
         rehearsal: whether one process holds all members. Utilities may then have any range, and errors of
             user code end the run.
+        defers: whether members acknowledge a sum with the first message of the next round.
         gradient: of the paid utility along a path; like ``archive``, needed where the run is settled.
         awaited: waits for members who are away at the settlement; returns those who are back, or nobody.
         opening: is told of test samples before any member is shown them.
@@ -229,6 +248,7 @@ class Coordinator:
     weights: Weights | None = None
     first: Model | None = None
     rehearsal: bool = False
+    defers: bool = False
     gradient: Gradient | None = None
     archive: Archive | None = None
     awaited: Callable[[Sequence[str]], Sequence[str]] | None = None
@@ -236,7 +256,10 @@ class Coordinator:
     refused: list[str] = field(default_factory=list)  # what was refused, and why
     _handed: dict[str, bytes] = field(default_factory=dict)  # digests of members' run configs
     settled: Settled | None = None  # what the settlement came to
-    _early: tuple[PlainServer, int] | None = None  # keys that came with the last reports
+    scheduled: tuple[str, ...] = ()  # for the last round
+    outcome: Outcome | None = None  # of the last round that was not aborted
+    _early: PlainServer | None = None  # of the next round, with keys and shares that came ahead
+    _owed: Owed | None = None  # the round whose sum is still to be acknowledged
 
     @property
     def config(self) -> Config:
@@ -286,32 +309,37 @@ class Coordinator:
         """Run and record one round; return M, or None if the round was aborted.
 
         ``extra`` is the digest of all that the train messages carry beside M0, the same for all members.
+        If the round is only to be acknowledged, it may be recorded as closed with the next one's first
+        message, or by `acknowledge`.
         """
-        blamed = self._blamed()
+        blamed = self._blamed(*(self._owed.current.blamed if self._owed else ()))
         scheduled = tuple(name for name in self.config.clients if name in {*members} - blamed)
-        head, current = self.recorder.head, Round(number, scheduled)
-        everybody = self._weights(number, m0, scheduled)
-        m0_hash = model_hash(m0)
-        self.recorder.schedule(number, scheduled, everybody)
+        current, everybody = Round(number, scheduled), self._weights(number, m0, scheduled)
+        self.scheduled = scheduled
+        m0_hash, early = model_hash(m0), self._came_early(number, scheduled)
+        begin = partial(self._begin, current, everybody)
+        if self._owed is None or early is None or {*scheduled} != {*self._owed.members}:
+            begin()
         try:
             if len(scheduled) < (least := least_scheduled(self.config)):
                 of_all = f"at least {least} of the {len(self.config.clients)} members are needed"
                 left_out = f"; left out, because blamed: {', '.join(sorted(blamed))}" if blamed else ""
                 raise RoundAborted(f"{len(scheduled)} scheduled, {of_all}{left_out}")
-            server = self._server(number, scheduled)
+            server = early or self._with_keys(number, scheduled)
             task = task_of(self.config, m0_hash, m0.size, scheduled, everybody, extra)
             server.begin(task)
             if self.config.word_bytes == 8:
                 server.keep = partial(self._keep_words, number)
-            self._sum(server, number, current, task)
+            self._sum(server, current, task, begin)
             result = server.result
             assert result is not None
             shown = self.pool.slice(number) if self.config.reports else None
-            told = Told(number, result.words, result.included, shown, m0_hash, head)
+            told = Told(number, result.words, result.included, shown, m0_hash, current.head)
             m = moved(m0, result.weighted_sum, result.total_weight)
             outcome = told.moved_to(m, result.total_weight)
             self._keep(number, m0, server, task)
         except ProtocolError as error:
+            begin()
             self._drop_words(number, scheduled)
             current.aborted, current.included = str(error), ()
             self.note(f"round {number} aborted, the model is unchanged: {error}")
@@ -319,18 +347,23 @@ class Coordinator:
             return None
         current.included = outcome.included
         present = [name for name in result.included if name in server.heads["unmask"]]
-        del server, result  # its sums are as large as three models
+        del server, early, result  # its sums are as large as three models
         if shown is not None and self.opening is not None:
             self.opening(shown)
-        self._reports(current, told, outcome, present)
-        self.recorder.close(current, outcome.model, outcome, self._measured(m0, outcome))
-        summed, reported = len(current.included), len(current.reports)
-        self.tell(f"round {number}: {len(scheduled)} scheduled, {summed} summed, {reported} reported")
-        for name in current.differences():
-            self.note(
-                f"round {number}: {name} measured a different v(M0) or v(M) from the one used for scores"
-            )
+        defers = self.defers and shown is None and self._early is not None
+        self._owed = Owed(current, outcome, tuple(present), None if defers else m0)
+        self.outcome = outcome
+        if not defers:
+            self.acknowledge()
         return outcome.model
+
+    def _begin(self, current: Round, weights: Mapping[str, float] | None) -> None:
+        """Record the schedule of a round, once, and before that how the round before it was closed."""
+        if current.head:
+            return
+        self.acknowledge()
+        current.head = self.recorder.head
+        self.recorder.schedule(current.number, current.scheduled, weights)
 
     def _keep(self, number: int, m0: Model, server: PlainServer, task: Task) -> None:
         """Archive what a settlement needs of a round: X, M0 unless it follows, and what masks can prove."""
@@ -394,33 +427,87 @@ class Coordinator:
 
         return Server(setting)
 
-    def _server(self, number: int, scheduled: tuple[str, ...]) -> PlainServer:
-        """Return the state machine of a round with all keys: those that came early, or ask for them now."""
+    def _came_early(self, number: int, scheduled: Sequence[str]) -> PlainServer | None:
+        """Return the state machine of a round if keys and shares of all who are scheduled came ahead."""
         early, self._early = self._early, None
-        if early is not None and early[1] == number and early[0].setting.members == scheduled:
-            return early[0]
+        if early is None or early.setting.round != number or early.setting.members != scheduled:
+            return None
+        return None if early.waiting else early
+
+    def _with_keys(self, number: int, scheduled: tuple[str, ...]) -> PlainServer:
+        """Return the state machine of a round, after asking for keys."""
         server = self._new_server(number, scheduled)
         for name, answer in self.exchange("advertise", number, scheduled, AdvertiseAsk(scheduled)):
             self._receive(server, name, answer)
         return server
 
-    def _sum(self, server: PlainServer, number: int, current: Round, task: Task) -> None:
-        """Run the stages after the keys; record the hashes of the masked inputs before any unmasking."""
+    def _sum(self, server: PlainServer, current: Round, task: Task, begin: Callable[[], None]) -> None:
+        """Run the stages after those that came early, and the first two of the next round with the last two.
+
+        Record the hashes of the masked inputs before any unmasking.
+        """
         weights = dict(task.weights) if task.weights is not None and self.weights else None
+        number, keys = current.number, b""
+        ahead: PlainServer | None = None
         try:
             shown = server.advance()
-            for stage in STAGES[1:]:
-                heads = next(iter(shown.values()))
-                body = TrainAsk(heads, weights) if stage == "masked" else HeadsAsk(heads)
-                for name, answer in self.exchange(exchange_of(stage), number, [*shown], body):
-                    self._receive(server, name, answer)
+            for stage in STAGES[STAGES.index(server.stage) :]:
+                heads, asked = next(iter(shown.values())), [*shown]
+                body: AskBody = HeadsAsk(heads)
+                owed = self._owed if stage == "masked" else None
                 if stage == "masked":
+                    before = owed.ask(self.recorder.run).body if owed else None
+                    body = TrainAsk(heads, weights, before)
+                elif stage == "check":
+                    ahead = self._next(number, asked, current)
+                    body = CheckAsk(heads, ahead.setting.members if ahead else ())
+                elif stage == "unmask":
+                    keys = self._keys_of(ahead) if ahead else b""
+                    body = UnmaskAsk(heads, keys)
+                arrays = {"sum": owed.outcome.words} if owed else None
+                for name, answer in self.exchange(exchange_of(stage), number, asked, body, arrays):
+                    if stage == "share":
+                        self._receive(server, name, answer)
+                    else:
+                        self._receive_both(server, name, answer, stage, owed or ahead)
+                if stage == "masked":
+                    begin()
                     self.recorder.masked(number, server.inputs)
                 shown = self._advance(server, current)
+            self._early = ahead if keys else None
         finally:
             current.declined = tuple(server.declined)
             if current.declined and not self.rehearsal:
                 self.note(f"round {number}: declined: {', '.join(current.declined)}; their own logs say why")
+
+    def _next(self, number: int, present: Sequence[str], current: Round) -> PlainServer | None:
+        """Return the state machine of the next round if all its members are present in this one."""
+        if number >= self.config.training.rounds:
+            return None
+        expected = {*self.transport.expected(number + 1)} - self._blamed(*current.blamed)
+        following = [name for name in self.config.clients if name in expected]
+        if len(following) < least_scheduled(self.config) or not expected <= {*present}:
+            return None
+        return self._new_server(number + 1, following)
+
+    def _keys_of(self, ahead: PlainServer) -> bytes:
+        """Return everybody's keys for the next round as they are shown; empty bytes if some are missing."""
+        return b"" if ahead.waiting else next(iter(ahead.advance().values()))
+
+    def _receive_both(
+        self, server: PlainServer, name: str, data: bytes, stage: str, other: PlainServer | Owed | None
+    ) -> None:
+        """Take an answer of this round, and what came with it: for the next round, or the round before."""
+        try:
+            answer, more = without_more(name, data, stage, self._most())
+        except MessageError as error:
+            self.note(f"round {server.setting.round}: refused: {error}")
+            return
+        self._receive(server, name, answer)
+        if more and isinstance(other, Owed):
+            self._reported(other, name, more)
+        elif more and isinstance(other, PlainServer):
+            self._receive(other, name, more)
 
     def _advance(self, server: PlainServer, current: Round) -> dict[str, bytes]:
         """Close a stage; record who broke the protocol in it before anybody is asked for anything else."""
@@ -439,61 +526,58 @@ class Coordinator:
 
     # ----------------------------------------------------------------------------------------------- reports
 
-    def _reports(self, current: Round, told: Told, outcome: Outcome, members: Sequence[str]) -> None:
-        """Ask members for reports and, in the same message, for keys for the next round."""
-        number = current.number
-        following: list[str] = []
-        if number < self.config.training.rounds:
-            expected = set(self.transport.expected(number + 1)) - self._blamed(*current.blamed)
-            following = [name for name in self.config.clients if name in expected]
-        server = None
-        if len(following) >= least_scheduled(self.config):
-            server = self._new_server(number + 1, following)
-        ask = outcome_ask(self.recorder.run, told, following if server else [])
-        asks = dict.fromkeys(members, ask.pack(self.recorder.sign)) if members else {}
-        utilities = self.config.scoring.utilities if self.config.reports else ()
-        sampling = Sampling(self.recorder.agreed.balanced)
-        for name, answer in self.transport.exchange("report", asks) if asks else ():
-            try:
-                report, keys = self._opened(name, answer)
-                accept(report, outcome, utilities, sampling)
-                if not self.rehearsal:
-                    check_numbers(report)
-                body = report.body(self.recorder.run)
-                if not self.recorder.verifies(name, "report", body, report.signature):
-                    raise BindingError("did not sign its report", stage="report", member=name)
-            except Exception as error:  # a bad answer costs only this member its report
-                self.note(f"round {number}: refused: {error}")
-                continue
-            current.reports[name] = report
-            if server and keys:
-                self._receive(server, name, keys)
+    def acknowledge(self) -> None:
+        """Close the round that lacks its reports; ask for them unless they came with another message."""
+        owed, self._owed = self._owed, None
+        if owed is None:
+            return
+        current, outcome = owed.current, owed.outcome
+        if not owed.asked and owed.members:
+            ask = owed.ask(self.recorder.run).pack(self.recorder.sign)
+            for name, answer in self.transport.exchange("report", dict.fromkeys(owed.members, ask)):
+                self._reported(owed, name, answer)
         current.reports = {
             name: current.reports[name] for name in current.included if name in current.reports
         }
-        if server is None:
-            return
-        others = [name for name in following if name not in asks]
-        for name, answer in self.exchange("advertise", number + 1, others, AdvertiseAsk(tuple(following))):
-            self._receive(server, name, answer)
-        if set(following) <= {*server.heads["advertise"]}:
-            self._early = server, number + 1
+        self.recorder.close(current, outcome.model, outcome, self._measured(owed.m0, outcome))
+        number, summed, reported = current.number, len(current.included), len(current.reports)
+        self.tell(f"round {number}: {len(current.scheduled)} scheduled, {summed} summed, {reported} reported")
+        for name in current.differences():
+            self.note(
+                f"round {number}: {name} measured a different v(M0) or v(M) from the one used for scores"
+            )
 
-    def _opened(self, name: str, answer: bytes) -> tuple[Report, bytes]:
-        """Return a member's report, and its keys for the next round."""
+    def _reported(self, owed: Owed, name: str, answer: bytes) -> None:
+        """Take a member's report; a bad one costs only this member its report."""
+        owed.asked = True
+        try:
+            reported = answer_of(name, answer, Signed, "report", self._most())
+            said = Report.from_body(name, parsed(reported.text, "report"), run=self.recorder.run)
+            report = replace(said, signature=reported.signature)
+            utilities = self.config.scoring.utilities if self.config.reports else ()
+            accept(report, owed.outcome, utilities, Sampling(self.recorder.agreed.balanced))
+            if not self.rehearsal:
+                check_numbers(report)
+            body = report.body(self.recorder.run)
+            if not self.recorder.verifies(name, "report", body, report.signature):
+                raise BindingError("did not sign its report", stage="report", member=name)
+        except Exception as error:
+            self.note(f"round {owed.current.number}: refused: {error}")
+            return
+        owed.current.reports[name] = report
+
+    def _most(self) -> int:
+        """Return the most bytes of a report, or of keys or shares for the next round."""
         utilities = self.config.scoring.utilities  # a name takes up to 12 bytes per character as JSON
         limit = ANSWER + sum(ANSWER + 12 * len(utility) for utility in utilities)
-        limit += head_limit(len(self.config.clients))
-        reported = answer_of(name, answer, ReportAnswer, "report", limit)
-        report = Report.from_body(name, parsed(reported.text, "report"), run=self.recorder.run)
-        return replace(report, signature=reported.signature), reported.keys
+        return limit + head_limit(len(self.config.clients))
 
-    def _measured(self, m0: Model, outcome: Outcome) -> dict[str, dict[str, float]] | None:
+    def _measured(self, m0: Model | None, outcome: Outcome) -> dict[str, dict[str, float]] | None:
         """Return v(M0) and v(M) of every utility as the server measures them; None if it cannot evaluate."""
         evaluate, shown = self.evaluate, outcome.slice
         if shown is None:
             return {}
-        if evaluate is None:
+        if evaluate is None or m0 is None:
             return None
         try:
             of_model = {
@@ -527,14 +611,19 @@ class Coordinator:
     # --------------------------------------------------------------------------------------------- internals
 
     def exchange(
-        self, kind: Exchange, number: int, members: Sequence[str], body: AskBody
+        self,
+        kind: Exchange,
+        number: int,
+        members: Sequence[str],
+        body: AskBody,
+        arrays: Mapping[str, Any] | None = None,
     ) -> Iterable[tuple[str, bytes]]:
         """Send one message, packed and signed once, to all of these members."""
         if not members:
             return ()
-        return self.transport.exchange(kind, dict.fromkeys(members, self.ask(kind, number, body)))
+        return self.transport.exchange(kind, dict.fromkeys(members, self.ask(kind, number, body, arrays)))
 
-    def _receive(self, server: PlainServer, name: str, answer: bytes) -> None:
+    def _receive(self, server: PlainServer, name: str, answer: bytes | memoryview) -> None:
         try:
             server.receive(answer, name)
         except ProtocolError as error:

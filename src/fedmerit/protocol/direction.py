@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from fedmerit.errors import BindingError, InputError, MessageError, SettlementError
 from fedmerit.identity import canonical, exact, number
-from fedmerit.protocol.bench import Bench
+from fedmerit.protocol.bench import Bench, board_of, places
 from fedmerit.protocol.outcome import Model, integer
 from fedmerit.protocol.pool import Indices, Slice
 from fedmerit.scoring.sampling import BLOCKS as METRIC_BLOCKS
@@ -429,6 +429,17 @@ class Manifest:
         gains = [entry.grand - entry.empty for entry in self.rounds]
         due = math.fsum(gain - entry.rest for gain, entry in zip(gains, self.rounds, strict=True))
         return abs(self.scale * self.product - due) > OFF_GAIN * math.fsum(map(abs, gains)) + 1e-9
+
+    def drawn(self, entry: Entry) -> Indices:
+        """Return the drawn coordinates of a round of a panel."""
+        assert self.bench is not None
+        return places(self.bench.seed, entry.round, self.coordinates, self.bench.drawn)
+
+    def board(self, entry: Entry, columns: npt.NDArray[np.int8], x: Words | None) -> Board:
+        """Return the directions of a round of a panel, given the columns of all judges."""
+        assert self.bench is not None
+        rows, count = columns[:, self.rounds.index(entry)], len(self.rounds)
+        return board_of(self.bench, self.drawn(entry), rows, entry.g, x, count, len(entry.participants))
 
     @cached_property
     def digest(self) -> str:

@@ -22,14 +22,12 @@ from fedmerit.protocol.bench import (
     COORDINATES,
     Bench,
     Showing,
-    board_of,
-    drawn_in,
     showing_body,
 )
 from fedmerit.protocol.clearing import Clearing
 from fedmerit.protocol.column import INNOVATION, column_hash, malformed
-from fedmerit.protocol.coordinator import Summed
-from fedmerit.protocol.direction import Entry, Manifest
+from fedmerit.protocol.coordinator import Archive, Coordinator, Summed
+from fedmerit.protocol.direction import Entry, Gradient, Manifest
 from fedmerit.protocol.judge import SHOWING, rounds_of
 from fedmerit.protocol.messages import (
     AskBody,
@@ -44,7 +42,7 @@ from fedmerit.protocol.messages import (
     answer_of,
     parsed,
 )
-from fedmerit.protocol.outcome import model_hash, sum_hash
+from fedmerit.protocol.outcome import Model, model_hash, sum_hash
 from fedmerit.protocol.settlement import name_hash
 from fedmerit.protocol.terms import EMBEDDED
 from fedmerit.protocol.witness import drawn_body, list_hash, nonce_hash, opening, seed_of
@@ -54,9 +52,9 @@ from fedmerit.secagg.board import Board
 class Hearing(Clearing):
     """The panel of one run, whose rounds are over, as its server conducts it."""
 
-    def _made(self, present: Sequence[str], last: Mapping[str, bytes]) -> Manifest:
+    def _made(self, present: Sequence[str] = (), last: Mapping[str, bytes] | None = None) -> Manifest:
         """Let members draw and judge; return the manifest, which is recorded."""
-        facts = self._facts(self._seed(present, last))
+        facts = self._facts(self._seed(present, last or {}))
         if not self.archive.has("judges", 0):  # before anybody shows a column, the list is fixed
             self._judged(facts, present)
             names = canonical([*self._showings(facts)])
@@ -74,7 +72,7 @@ class Hearing(Clearing):
         entries = tuple(replace(entry, g=bench.lines_hash(entry.round)) for entry in facts.rounds)
         named = replace(facts, bench=bench, rounds=entries)
         products = [
-            board_of(named, entry, stacked, summed.words).of_words(summed.words)
+            named.board(entry, stacked, summed.words).of_words(summed.words)
             for entry, summed in zip(entries, self.rounds(), strict=True)
         ]
         manifest = replace(
@@ -236,7 +234,7 @@ class Hearing(Clearing):
 
     def _shown(self, facts: Manifest, place: int, summed: Summed, entry: Entry) -> dict[str, Any]:
         """Return models and sums of a round for who did not keep them."""
-        at, earlier = drawn_in(facts, entry), facts.rounds[max(0, place - INNOVATION) : place]
+        at, earlier = facts.drawn(entry), facts.rounds[max(0, place - INNOVATION) : place]
         sums = [self.archive.load("round", one.round)["x"][at].view(np.int32) for one in earlier]
         before = np.concatenate(sums) if sums else np.zeros(0, np.int32)
         return {"m0": summed.m0, "sum": summed.words, "before": before}
@@ -312,4 +310,32 @@ class Hearing(Clearing):
     def lines(self, manifest: Manifest, entry: Entry) -> Board:
         """Return the directions of a round, from the archive."""
         columns = self.archive.load("columns", 0)["columns"]
-        return board_of(manifest, entry, columns, self.archive.load("round", entry.round)["x"])
+        return manifest.board(entry, columns, self.archive.load("round", entry.round)["x"])
+
+
+def clearing_of(coordinator: Coordinator, gradient: Gradient | None, archive: Archive) -> Clearing:
+    """Return what settles a run: with a panel, members judge each other first."""
+    return (Hearing if coordinator.config.judged else Clearing)(coordinator, gradient, archive)
+
+
+def finish(coordinator: Coordinator, model: Model) -> None:
+    """Settle a run, record its end, and ask all members who are present to sign the ledger's head.
+
+    A run between machines has no end as long as it may still be settled with members who are away.
+    """
+    recorder, archive = coordinator.recorder, coordinator.archive
+    present = coordinator.transport.expected(len(recorder.rounds) + 1)  # who comes back now joins in time
+    if coordinator.config.settles:
+        assert archive is not None
+        summed = sum(not round.aborted for round in recorder.rounds)
+        coordinator.tell(f"the rounds are over: members check the sums of {summed} of them, one by one")
+        clearing = clearing_of(coordinator, coordinator.gradient, archive)
+        coordinator.settled = settled = clearing.run(present)
+        if clearing.waits and not coordinator.rehearsal:
+            return
+        if settled is not None:
+            names = ", ".join(settled.awaited)
+            away = f"; answers of {names} are still taken (fedmerit settle add)" if names else ""
+            coordinator.tell(f"settled: {settled.holding} of {len(settled.equations)} equations hold{away}")
+    recorder.end(model)
+    coordinator.seal(present, recorder.head)

@@ -22,8 +22,6 @@ from fedmerit.protocol import memory
 from fedmerit.protocol.bench import (
     COORDINATES,
     Showing,
-    board_of,
-    drawn_in,
     held_out_body,
     showing_body,
     showings_hash,
@@ -135,7 +133,7 @@ class Judge(Settler):
         halves = dealt(len(own.y), noise)
         shape = self._shape()
         slopes, _, _ = slopes_of(gradients(shape, manifest.utility), m0, model, own, halves, POINTS)
-        at = drawn_in(manifest, entry)
+        at = manifest.drawn(entry)
         factor = entry.step / entry.weight
         rows = slopes.blocks[:, at].astype(np.float64) * factor
         before = self._before(ask, manifest, entry, at)
@@ -274,15 +272,15 @@ class Judge(Settler):
             x = ask.array("sum", "<u4", self._words(manifest), entry.x)
         if columns is None or x is None:
             raise BindingError("lacks the columns of the judges, or the sum of this round")
-        board = board_of(manifest, entry, columns, x)
+        board = manifest.board(entry, columns, x)
         if board.of_words(x) != entry.product:
             return OwnProducts(problem="the product of the sum with all directions differs from ours")
         if client.task.encoding.length != manifest.coordinates:
             return OwnProducts(problem=f"the model has not {manifest.coordinates} coordinates")
         if self.config.word_bytes == 4:
             return OwnProducts(numeral(board.of_words(client.words(update.delta))))
-        pairs, words = masked(client).products(board, update.delta)
-        own = masked(client).blurred(board, words)
+        pairs, words = masked(client).products(board, update.delta, entry.participants)
+        own = masked(client).blurred(board, words, entry.participants)
         return OwnProducts(numeral(own), pairs={peer: numeral(value) for peer, value in pairs.items()})
 
 

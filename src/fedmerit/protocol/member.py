@@ -17,7 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +38,16 @@ from fedmerit.protocol import memory
 from fedmerit.protocol.bench import least_samples
 from fedmerit.protocol.judge import Judge, held_out_of
 from fedmerit.protocol.memory import Gradients, HeldOut, MemberState, Signatory, Value, kept_line
-from fedmerit.protocol.messages import LEAST_SAMPLES, Ask, Joined, Parcel, ReportAnswer, join_body, pack
+from fedmerit.protocol.messages import (
+    LEAST_SAMPLES,
+    Ask,
+    Joined,
+    Parcel,
+    Signed,
+    join_body,
+    pack,
+    with_more,
+)
 from fedmerit.protocol.outcome import Contribution, Evaluate, Evaluations, Model, Scorer, Told, Work
 from fedmerit.protocol.pool import Sampling, samples_in
 from fedmerit.protocol.settler import SETTLING, Settler
@@ -110,8 +119,9 @@ class Participant(Signatory):
         self.held_out = held_out
         self.masked = False  # whether the last answer was a masked update
         self.declined = ""  # why its last answer was to leave the round; never sent
+        self.reached: tuple[Any, Model] | None = None  # shape and M of the round that it acknowledged last
         self.solo: Model | None = None  # the model it trained alone, if it does so
-        self.early = True  # whether it sends keys for the next round with its report
+        self.early = True  # whether it sends keys and shares for the next round ahead
 
     def answer(self, data: Parcel, address: str, work: Callable[[], Work] | None = None) -> bytes:
         """Answer one message, or refuse it with a ProtocolError, which has a reason only before it has
@@ -188,7 +198,7 @@ class Participant(Signatory):
             return contributor.report(hashlib.sha256(head).digest())
         if ask.exchange == "close":
             return contributor.close()
-        return contributor.stage(work)
+        return contributor.stage(work, hashlib.sha256(head).digest())
 
     # ----------------------------------------------------------------------------------------- the exchanges
 
@@ -227,6 +237,8 @@ class Participant(Signatory):
                 if between:
                     state.known.roster = self.roster.hash
                 state.put(memory.TERMS, Agreed(terms, pool, server))
+                if judges is not None:
+                    state.put(memory.HELD_OUT, judges)
             if config.weighing == "secret" and not self.rehearsal:
                 log.warning("%s", Note("secret-weights"))
         elif agreed.hash != Agreed(terms, pool, server).hash:
@@ -249,10 +261,8 @@ class Participant(Signatory):
         if len(y) != len(x) or len(y) < least:
             raise RefusedError(f"has {len(y)} held-out samples, expected at least {least} to judge by")
         committed = held_out_of(self, run, x, y)
-        if (before := state.get(memory.HELD_OUT)) not in (None, committed):
+        if state.get(memory.HELD_OUT) not in (None, committed):
             raise RefusedError("its held-out samples are not those that it committed to when it joined")
-        if before is None:
-            state.put(memory.HELD_OUT, committed)
         return committed
 
     def _follow(self, last: bytes | None) -> None:
@@ -326,8 +336,8 @@ class Contributor:
         self._end_rounds(before=number - KEPT_ROUNDS)
         return message
 
-    def stage(self, work: Callable[[], Work] | None) -> bytes:
-        """Answer one stage of secure aggregation."""
+    def stage(self, work: Callable[[], Work] | None, head: bytes) -> bytes:
+        """Answer one stage of secure aggregation; ``head`` is the hash of the message."""
         ask, state, member = self.ask, self.state, self.member
         if (client := member.client(state, ask.round)) is None:
             raise BindingError(f"has no state of round {ask.round}")
@@ -336,11 +346,15 @@ class Contributor:
             raise BindingError(f"asked for {due}, but {client.stage} is due")
         if self._is_past(ask.round):
             raise RefusedError("takes part in no round after the last one")
+        acknowledged = b""
         if due == "masked":
             client.readable(ask.body.list)  # fail on unreadable bytes before training
             if work is None or self._began(ask.round):
                 raise RefusedError("trains once per round, and only with a model to train")
-        message = self._attempt(client, work if due == "masked" else None)
+            if ask.body.before is not None:
+                before = replace(ask, exchange="report", round=ask.round - 1, body=ask.body.before)
+                acknowledged = replace(self, ask=before).report(head)
+        message = self._attempt(client, ask.body.list, work if due == "masked" else None)
         self._keep(client)
         if member.masked:
             state.add_kept(
@@ -354,7 +368,9 @@ class Contributor:
             state.add_kept(kept_line(ask.round, "released", client.survivors))
             if self.config.settles:
                 state.put(memory.SUMMED, [*(state.get(memory.SUMMED) or ()), ask.round])
-        return message
+        if due == "share":
+            return message
+        return with_more(message, acknowledged if due == "masked" else self._ahead(due))
 
     def report(self, asked: bytes) -> bytes:
         """Answer one request per round; repeat the answer if asked again. Another one would reveal more."""
@@ -379,13 +395,13 @@ class Contributor:
             state.put(memory.LEFT, str(error))
             state.save()
             raise
+        member.reached = update.shape, outcome.model
         scorer = self._scorer(update.shape)
         report = scorer.report(
             m0, outcome, contribution, weight, solo=member.solo, direction=member.rehearsal
         )
         body = report.body(ask.run)
-        following = self._next_keys() if member.early else b""
-        reply = pack(ReportAnswer(canonical(body), member.sign("report", body), following))
+        reply = pack(Signed(canonical(body), member.sign("report", body)))
         state.add_kept(
             kept_line(ask.round - 1, outcome.head),
             kept_line(ask.round, "report", commitment(body).hex(), outcome.commitment),
@@ -424,13 +440,13 @@ class Contributor:
             raise RefusedError(f"scheduled with {len(members)} members, but at least {least} were agreed on")
         return self.agreed.setting(self.ask.run, number, members, self.member.roster)
 
-    def _attempt(self, client: PlainClient, work: Callable[[], Work] | None) -> bytes:
+    def _attempt(self, client: PlainClient, shown: bytes, work: Callable[[], Work] | None) -> bytes:
         """Return the message of a stage, or the one of a member that leaves, which does not say why."""
-        member, number = self.member, self.ask.round
+        member, number = self.member, client.setting.round
         member.masked, member.declined = False, ""
         try:
             if work is None:
-                return client.handle(self.ask.body.list)
+                return client.handle(shown)
             message = self._mask(client, work())
             member.masked = True
             return message
@@ -499,17 +515,29 @@ class Contributor:
             scorer.totals_on, scorer.totals = last.totals_on, {**last.totals}
         return scorer
 
-    def _next_keys(self) -> bytes:
-        """Return keys for the next round, or empty bytes if this member is not in it or refuses it.
+    def _ahead(self, stage: str) -> bytes:
+        """Return keys or shares for the next round, or empty bytes if this member is not in it or refuses it.
 
-        A problem with the next round says nothing about this one, so the member reports all the same.
+        A problem with the next round says nothing about this one, so the member answers all the same.
         """
-        following, members = self.ask.round + 1, self.ask.body.next
+        member, following, body = self.member, self.ask.round + 1, self.ask.body
+        declined = member.declined
         try:
-            return self.keys(following, members) if self.member.name in members else b""
+            if declined or not member.early:
+                return b""
+            if stage == "check":
+                return self.keys(following, body.next) if member.name in body.next else b""
+            client = member.client(self.state, following) if body.keys else None
+            if client is None or client.stage != "share":
+                return b""
+            shares = self._attempt(client, body.keys, None)
+            self._keep(client)
+            return shares
         except ProtocolError as error:
-            log.warning("%s gives no keys for round %d: %s", self.member.name, following, error)
+            log.warning("%s sends nothing ahead for round %d: %s", member.name, following, error)
             return b""
+        finally:
+            member.declined = declined
 
     def _new_client(self, setting: Setting) -> PlainClient:
         member, known = self.member, self.state.known

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args
@@ -91,16 +91,24 @@ class HeadsAsk(AskBody, frozen=True):
     list: bytes  # the signed heads of the stage before
 
 
-class TrainAsk(HeadsAsk, frozen=True):
-    weights: Annotated[dict[str, float], MEMBERS] | None = None  # that follow from scores, in a rehearsal
-
-
 class ReportAsk(AskBody, frozen=True):
     included: Names
     m0: Hash
     head: Hash
-    next: Names  # the schedule of the next round
     slice: Place | None = None  # without one, the sum is to be acknowledged
+
+
+class TrainAsk(HeadsAsk, frozen=True):
+    weights: Annotated[dict[str, float], MEMBERS] | None = None  # that follow from scores, in a rehearsal
+    before: ReportAsk | None = None  # on the round before, which is to be acknowledged first
+
+
+class CheckAsk(HeadsAsk, frozen=True):
+    next: Names  # the schedule of the next round, whose keys come with the answer
+
+
+class UnmaskAsk(HeadsAsk, frozen=True):
+    keys: bytes  # everybody's for the next round, whose shares come with the answer
 
 
 class Accord(Wire, frozen=True):
@@ -191,8 +199,10 @@ class CloseAsk(AskBody, frozen=True):
 ASKS: Final[Mapping[Exchange, type[AskBody]]] = {
     "join": JoinAsk,
     "advertise": AdvertiseAsk,
+    "share": HeadsAsk,
     "train": TrainAsk,
-    **dict.fromkeys(("share", "check", "unmask"), HeadsAsk),
+    "check": CheckAsk,
+    "unmask": UnmaskAsk,
     "report": ReportAsk,
     "open": OpenAsk,
     **dict.fromkeys(("last", "judged", "agree", "agreed"), AskBody),
@@ -209,6 +219,7 @@ ASKS: Final[Mapping[Exchange, type[AskBody]]] = {
     "close": CloseAsk,
 }
 _ARRAYS: Final[Mapping[str, tuple[set[str], ...]]] = {
+    "train": (set(), {"sum"}),
     "report": ({"sum"}, {"sum", *SLICE}),
     "judge": (set(), {"m0", "sum", "before"}),
     "open": (SLICE, {"columns"}),
@@ -241,12 +252,6 @@ class Joined(Wire, frozen=True):
     held_out: bytes = b""  # JSON: what a judge of a panel commits to
 
 
-class ReportAnswer(Signed, frozen=True):
-    """The answer to a request for a report; with keys for the next round, or none."""
-
-    keys: bytes
-
-
 class StateAnswer(Signed, frozen=True):
     """The answer to ``state``: a statement, and with words of 8 bytes a table of masks for each round."""
 
@@ -263,6 +268,21 @@ def answer_of(name: str, data: bytes, kind: type[T], stage: str, most: int = ANS
         raise MessageError(f"expected at most {most} bytes, got {len(data)}", stage=stage, member=name)
     with placing(stage, name):
         return decoded(data, kind, f"an answer to {stage}")
+
+
+def with_more(answer: bytes, more: bytes) -> bytes:
+    """Return the answer to train, check or unmask, and the little that comes with it: an acknowledgement of
+    the round before, or keys or shares for the next one."""
+    return b"".join([len(more).to_bytes(4, "big"), more, answer])
+
+
+def without_more(name: str, data: bytes, stage: str, most: int) -> tuple[memoryview, bytes]:
+    """Return what `with_more` joined, where at most so many bytes come with the answer."""
+    size = int.from_bytes(data[:4], "big")
+    if len(data) < 4 or size > min(most, len(data) - 4):
+        raise MessageError(f"expected at most {most} bytes beside its answer", stage=stage, member=name)
+    view = memoryview(data)
+    return view[4 + size :], bytes(view[4 : 4 + size])
 
 
 def exchange_of(stage: str) -> Exchange:
@@ -491,8 +511,8 @@ def ask_limit(exchange: Exchange, members: int) -> int:
     """Return the most bytes that a message in a run with this many members may have, without its arrays."""
     if exchange in _LONG:
         return SETTLEMENT_BYTES
-    lists = exchange not in ("join", "advertise", "report", "close")
-    return words_limit(members) + (list_limit(members) if lists else 0)
+    lists = 0 if exchange in ("join", "advertise", "report", "close") else 1 + (exchange == "unmask")
+    return words_limit(members) + lists * list_limit(members)
 
 
 def join_body(
@@ -520,12 +540,12 @@ def join_body(
     }
 
 
-def outcome_ask(run: str, told: Told, following: Sequence[str]) -> Ask:
-    """Return the request for a report on a round; ``following`` is the schedule of the next round."""
+def outcome_ask(run: str, told: Told) -> Ask:
+    """Return the request for a report on a round."""
     place, arrays = None, {"sum": told.words}
     if told.slice is not None:
         place, arrays = (told.slice.index, told.slice.path), arrays | slice_arrays(told.slice)
-    body = ReportAsk(told.included, told.m0_hash, told.head, tuple(following), place)
+    body = ReportAsk(told.included, told.m0_hash, told.head, place)
     return Ask("report", run, told.round, body, arrays)
 
 

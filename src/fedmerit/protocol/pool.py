@@ -32,7 +32,9 @@ from fedmerit.scoring.sampling import BLOCKS, Strata, degrees, is_whole, strata_
 
 
 def merkle_root(nodes: Sequence[bytes]) -> bytes:
-    """Return the root hash over ``nodes``; there must be at least one."""
+    """Return the root hash over ``nodes``; without any, that of nothing."""
+    if not nodes:
+        return hashlib.sha256(b"").digest()
     while len(nodes) > 1:
         nodes = _parents(nodes)
     return nodes[0]
@@ -188,7 +190,7 @@ class Pool:
             "classes": self.classes,
             "balanced": int(self.balanced),
             "utility": self.utility_hash,
-            **({"settled": self.settled} if self.settled else {}),
+            **({"settled": self.settled} if self.settled or not self.slices else {}),
         }
 
     def span(self, index: int) -> builtins.slice:
@@ -319,7 +321,7 @@ def parts_of(size: int, *, method: str, reveal: str, rounds: int) -> tuple[int, 
     """Return into how many slices a pool is cut, and how many samples are the settlement's."""
     for_rounds = 0 if method in ("settled", "panel") else rounds if reveal == "per-round" else 1
     settled = {"settled": size, "panel": size, "both": size // 2, "reports": 0}[method]
-    return for_rounds + (method != "reports"), settled
+    return for_rounds + (settled > 0), settled
 
 
 def least_shown(commitment: Mapping[str, Any]) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedmerit.errors import BindingError, RefusedError
 from fedmerit.identity import canonical, commitment, number
 from fedmerit.protocol import memory
-from fedmerit.protocol.bench import COORDINATES, board_of, lanes_in
+from fedmerit.protocol.bench import COORDINATES, lanes_in
 from fedmerit.protocol.direction import (
     BLOCKS_SLACK,
     Along,
@@ -106,7 +106,7 @@ class Seat:
         columns, x = self.state.get(memory.COLUMNS), self.state.get(memory.SUM.of(entry.round))
         if columns is None:
             raise BindingError("has not kept what judges showed")
-        return board_of(self.manifest(), entry, columns, x)
+        return self.manifest().board(entry, columns, x)
 
     def check_last(self, ask: Ask) -> None:
         """Raise unless the last round is the one agreed on, or t members signed that it is another."""

@@ -547,14 +547,15 @@ class Settled:
     @cached_property
     def panel(self) -> Panel | None:
         """Who helped whom, in a run with a panel."""
-        if self.manifest.bench is None:
+        bench = self.manifest.bench
+        if bench is None:
             return None
         lanes = self.manifest.lanes
         counted = [
             {name: signed_lanes(self.counted(entry, name), lanes) for name in entry.participants}
             for entry in self.manifest.rounds
         ]
-        return panel_of(self.manifest, counted, self.panelists)
+        return panel_of(bench, self.manifest.coordinates, counted, self.panelists)
 
     @cached_property
     def columns(self) -> dict[str, bool]:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -197,26 +197,27 @@ class Client(PlainClient):
             return payload
 
     def products(
-        self, direction: Lines, delta: npt.NDArray[np.floating[Any]]
+        self, direction: Lines, delta: npt.NDArray[np.floating[Any]], included: Collection[str] = ()
     ) -> tuple[dict[str, int], Words]:
         """Return the products of this member's masks with a direction, by peer, and the integers it masked.
 
-        Raise `BindingError` for another update than was sent. Nothing is told yet (`tell`).
+        With members who are ``included`` in the sum, the products of a panel lack their noise. Raise
+        `BindingError` for another update than was sent. Nothing is told yet (`tell`).
         """
         with placing("naming", self.name):
             refuse_direction(self.task.encoding, direction)
             self.masked_again(delta)
-            keys, survivors = self._stream_keys(), self._state.survivors
-            here = {peer: key for peer, key in keys.items() if peer in survivors}
+            keys = self._stream_keys()
+            here = {peer: key for peer, key in keys.items() if peer in included}
             lost = {peer: key for peer, key in keys.items() if peer not in here}
             found = mask_products(here, direction, pairs=True) | mask_products(lost, direction)
             return {peer: found[peer] for peer in keys}, self.words(delta)
 
-    def blurred(self, board: Board, words: Words) -> int:
+    def blurred(self, board: Board, words: Words, included: Collection[str]) -> int:
         """Return the products of these integers with a panel's directions, with the noise of all pairs."""
         parts = [board.of_words(words)]
         for peer, key in self._stream_keys().items():
-            if peer in self._state.survivors:
+            if peer in included:
                 sign = masks.sign_of(self.setting, self.name, peer)
                 parts.append(packed(sign * number for number in board.noise(key)))
         return total(parts, board.lanes)

@@ -281,7 +281,7 @@ def seal(
     return b"".join([MESSAGE, struct.pack(">I", len(head)), head, payload]), head
 
 
-def open_message(data: bytes, setting: Setting, most_payload: int) -> tuple[Head, memoryview]:
+def open_message(data: bytes | memoryview, setting: Setting, most_payload: int) -> tuple[Head, memoryview]:
     """Check a member's message and take it apart; the payload is a view into ``data``, not a copy.
 
     The caller must check that the stage is due, and compare the payload with its digest.
@@ -290,11 +290,11 @@ def open_message(data: bytes, setting: Setting, most_payload: int) -> tuple[Head
     if not 8 <= len(data) <= 8 + limit + most_payload:
         raise MessageError(f"a message has 8 to {8 + limit + most_payload} bytes, got {len(data)}")
     if data[:4] != MESSAGE:
-        raise MessageError(f"a message starts with {MESSAGE!r}, got {data[:4]!r}")
+        raise MessageError(f"a message starts with {MESSAGE!r}, got {bytes(data[:4])!r}")
     (size,) = struct.unpack(">I", data[4:8])
     if not 0 < size <= min(limit, len(data) - 8):
         raise MessageError(f"a head of {size} bytes does not fit into a message of {len(data)} bytes")
-    head, payload = open_head(data[8 : 8 + size], setting), memoryview(data)[8 + size :]
+    head, payload = open_head(bytes(data[8 : 8 + size]), setting), memoryview(data)[8 + size :]
     if payload and head.stage != "masked":
         raise MessageError(f"{len(payload)} bytes too many", stage=head.stage, member=head.sender)
     return head, payload

@@ -308,7 +308,7 @@ class PlainServer:
         done = {*self.heads[self.stage], *self.declined, *refused}
         return tuple(member for member in self.setting.members if member in able and member not in done)
 
-    def receive(self, data: bytes, sender: str | None = None) -> str:
+    def receive(self, data: bytes | memoryview, sender: str | None = None) -> str:
         """Take a member's message and return its author; ``sender`` is the member the transport names."""
         with placing(self.stage, sender):
             stage, author, head, payload = self._opened(data, sender)
@@ -341,7 +341,7 @@ class PlainServer:
         self.stage = (*STAGES, "done")[STAGES.index(stage) + 1]
         return dict.fromkeys(present, shown) if shown else {}
 
-    def _opened(self, data: bytes, sender: str | None) -> tuple[str, str, Any, memoryview]:
+    def _opened(self, data: bytes | memoryview, sender: str | None) -> tuple[str, str, Any, memoryview]:
         """Return the stage of a message, its author, what is kept of it, and its words."""
         assert sender is not None
         if not data or data[0] > len(STAGES):

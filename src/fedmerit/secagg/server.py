@@ -67,7 +67,7 @@ class Server(PlainServer):
 
     # ------------------------------------------------------------------------------------------- inner parts
 
-    def _opened(self, data: bytes, sender: str | None) -> tuple[str, str, Head, memoryview]:
+    def _opened(self, data: bytes | memoryview, sender: str | None) -> tuple[str, str, Head, memoryview]:
         head, payload = open_message(data, self.setting, self._payload)
         return head.stage, head.sender, head, payload
 

@@ -24,10 +24,9 @@ from fedmerit.identity import SERVER, Roster, canonical, load_key, new_key, publ
 from fedmerit.ledger.chain import LEDGER, Ledger
 from fedmerit.ledger.run import opening_of, replay
 from fedmerit.protocol import memory
-from fedmerit.protocol.bench import drawn_in
-from fedmerit.protocol.clearing import finish
 from fedmerit.protocol.coordinator import Archive, Coordinator, Weights
 from fedmerit.protocol.direction import Gradient, Manifest
+from fedmerit.protocol.hearing import finish
 from fedmerit.protocol.member import Participant
 from fedmerit.protocol.memory import MemoryState, Value
 from fedmerit.protocol.messages import Ask, Exchange, Parcel, Signed, StateAnswer, pack
@@ -273,7 +272,7 @@ class LocalTransport:
         """Return what a false judge shows: in favour of a friend, or against everybody else."""
         friend, units = what.partition(":")[2], []
         for entry in manifest.rounds:
-            at, total = drawn_in(manifest, entry), np.zeros(manifest.bench.drawn if manifest.bench else 0)
+            at, total = manifest.drawn(entry), np.zeros(manifest.bench.drawn if manifest.bench else 0)
             others = [name for name in entry.participants if name not in (judge, friend)]
             for name in (*others, *({friend} & {*entry.participants})):
                 client, update = self.members[name].brought(self.states[name], entry.round)

@@ -23,7 +23,6 @@ from fedmerit.ledger.chain import Record, reading
 from fedmerit.ledger.kinds import compare, setting_of
 from fedmerit.ledger.run import Run
 from fedmerit.notes import Note
-from fedmerit.protocol.bench import board_of
 from fedmerit.protocol.coordinator import Summed, summed_rounds
 from fedmerit.protocol.direction import (
     Along,
@@ -307,7 +306,7 @@ def _lines(archive: FolderArchive, manifest: Manifest, along: Along) -> tuple[An
     columns = archive.load("columns", 0)["columns"]
     if problem := manifest.bench.problem_with(columns, len(manifest.rounds)):
         raise StoreError(f"{archive.path}: {problem}: put the file back")
-    return board_of(manifest, entry, columns, archive.load("round", entry.round)["x"]), True
+    return manifest.board(entry, columns, archive.load("round", entry.round)["x"]), True
 
 
 def check_sums(archive: FolderArchive, run: Run) -> None:

@@ -314,9 +314,10 @@ class MemberFiles(StateFile):
             return True
         if (not idle and not over) or self._waits(run, stored):
             return False
-        of_rounds = (f".{memory.CLIENT.name}", f".{memory.UPDATE.name}")
+        large = (memory.CLIENT, memory.UPDATE, memory.SUM, memory.M0, memory.JUDGED)
+        of_rounds = tuple(f".{value.name}" for value in large)
         secret = {name for name in stored.names if (over and "." in name) or name.endswith(of_rounds)}
-        secret |= stored.names & {memory.POOL.name}
+        secret |= stored.names & {memory.POOL.name, memory.COLUMN.name, memory.COLUMNS.name}
         if over and not (self.home / run).exists():  # its owner deleted it: remember that it is over
             stored.heads = RunState().heads
             secret |= {*stored.files}

@@ -4,15 +4,22 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import fedmerit.flower
-from contract.task import gradient, train, value
+from contract.task import gradient, own, train, value
 
 inner = ClientApp()
-app = fedmerit.flower.secure(inner, value=value, gradient=gradient, seed=0)
 
 
 def name_of(context):
     """Whose node this is; a simulated one is only numbered."""
     return context.node_config.get("name") or f"client-{context.node_config['partition-id']}"
+
+
+def held_out(context):
+    """The samples by which a member judges: here its own, whether or not it trains on them."""
+    return own(name_of(context))
+
+
+app = fedmerit.flower.secure(inner, value=value, gradient=gradient, held_out=held_out, seed=0)
 
 
 @inner.train()

@@ -51,9 +51,9 @@ def run(
     strategy = fedmerit.flower.Contributions(
         FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3),
         roster=roster,
-        test=test or (pool if method == "reports" else (pool.x, pool.y)),
+        test=None if method == "panel" else test or (pool if method == "reports" else (pool.x, pool.y)),
         value=value if server_evaluates else None,
-        gradient=gradient,
+        gradient=None if method == "panel" else gradient,
         config=sections(
             method=method, utilities=UTILITIES, threshold=threshold, weights=weights, **(settlement or {})
         ),

@@ -62,6 +62,12 @@ def train(state, name, number):
     return network.state_dict(), len(client.y)
 
 
+def own(name):
+    """One member's samples."""
+    client = next(client for client in federation().clients if client.name == name)
+    return client.x, client.y
+
+
 def value(arrays, test):
     """All utilities of all samples."""
     from fedmerit.simulation.utilities import evaluate
