@@ -70,7 +70,8 @@ def recipe(
       ``flare.send()``; ``meta["NUM_STEPS_CURRENT_ROUND"]`` is the number of training samples;
     - ``scoring``: what `torch_scoring` returns, or ``value`` and ``gradient`` (see `fedmerit.flower.secure`);
     - ``first_model()``: the first model, such as ``network().state_dict()``; called on the server;
-    - ``test_set()``: samples and labels on which all members are measured; called on the server.
+    - ``test_set()``: samples and labels on which all members are measured; called on the server. Without it
+      members judge each other in a panel, each on what its own ``held_out()`` returns.
 
     A job that stops, because a site or the server died, is submitted again: it goes on with the run in
     ``folder``. The arguments that `fedmerit.flower.Contributions` has too are the same there.
