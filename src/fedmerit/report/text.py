@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from fedmerit.identity import SERVER
 from fedmerit.ledger.account import Account
-from fedmerit.ledger.decisions import Terms
+from fedmerit.ledger.decisions import FEWEST, Terms
 from fedmerit.notes import Note, called, formatted, moment, signed, words
 from fedmerit.report.facts import Facts, Standing
 from fedmerit.report.panel import Reading
@@ -311,8 +311,8 @@ def suspicions(facts: Facts, panel: Reading) -> Iterator[str]:
         yield words("settled.odd", clients=odd, left_out=bool(panel.left_out))
     if opposed := tuple(one.name for one in panel.judges if one.opposed):
         yield words("settled.opposed", clients=opposed)
-    if unwitnessed := facts.account.unwitnessed:
-        yield words("settled.unwitnessed", clients=unwitnessed)
+    if facts.account.unwitnessed and panel.whole.n >= FEWEST:
+        yield words("settled.unwitnessed", clients=facts.account.unwitnessed)
 
 
 def signed_by(facts: Facts) -> str:
