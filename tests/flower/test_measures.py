@@ -12,6 +12,7 @@ from fedmerit.errors import ConfigError, DataError, MessageError, NoGradient, Pr
 from fedmerit.flower.codec import RecordShape
 from fedmerit.protocol.pool import Slice, samples_in
 from fedmerit.scoring.sampling import auc
+from fedmerit.verify import verify_folder
 from inprocess import InProcess
 from refusals import refused
 from small import contributions, members, reply, start
@@ -381,6 +382,79 @@ def test_of_tied_weights_the_name_that_is_loaded_last_has_the_gradient():
     assert {name: bool(part.any()) for name, part in parts.items()} == {
         "one.weight": False, "one.bias": True, "two.weight": True
     }  # fmt: skip
+
+
+# ------------------------------------------------------------------ a transformer whose adapters are trained
+
+
+def transformer():
+    """A small one with random weights, frozen but for an adapter of low rank."""
+    import torch
+    from torch import nn
+
+    class Adapted(nn.Linear):
+        def __init__(self, inputs, outputs, rank=2):
+            super().__init__(inputs, outputs)
+            self.down, self.up = (
+                nn.Parameter(torch.randn(rank, inputs)),
+                nn.Parameter(torch.zeros(outputs, rank)),
+            )
+
+        def forward(self, x):
+            return super().forward(x) + x @ self.down.T @ self.up.T
+
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(11, 8)
+            self.before, self.head = Adapted(8, 8), nn.Linear(8, 2)
+            self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+        def forward(self, tokens):
+            return self.head(self.layer(self.before(self.embedding(tokens))).mean(1))
+
+    torch.manual_seed(0)
+    return Classifier()
+
+
+ADAPTER = ("before.down", "before.up")
+
+
+def adapt(name, message):
+    import torch
+
+    net = transformer()
+    net.load_state_dict(message.content["arrays"].to_torch_state_dict(), strict=False)
+    rng = np.random.default_rng([NAMES.index(name), message.content["config"]["server-round"]])
+    x = rng.integers(0, 11, (40, 5))
+    loss = torch.nn.functional.cross_entropy(net(torch.from_numpy(x)), torch.from_numpy((x > 5).sum(1) // 3))
+    parts = [dict(net.named_parameters())[one] for one in ADAPTER]
+    with torch.no_grad():
+        for part, slope in zip(parts, torch.autograd.grad(loss, parts), strict=True):
+            part -= 0.5 * slope
+    state = net.state_dict()
+    content = {
+        "arrays": ArrayRecord({one: state[one] for one in ADAPTER}),
+        "metrics": MetricRecord({"num-examples": 40}),
+    }
+    return Message(RecordDict(content), reply_to=message)
+
+
+def test_of_a_transformer_only_the_adapter_is_sent_summed_and_settled(home):
+    scoring = fedmerit.flower.torch_scoring(transformer, part=True)
+    functions = {"value": scoring.value, "gradient": scoring.gradient}
+    x = np.random.default_rng(9).integers(0, 11, (40, 5))
+    state = transformer().state_dict()
+    first = ArrayRecord({name: state[name] for name in ADAPTER})
+    strategy = contributions(home, test=(x, (x > 5).sum(1) // 3), method="settled", **functions)
+    strategy.start(grid=members(home, adapt, **functions), initial_arrays=first, num_rounds=2)
+    assert strategy.notes == []
+    assert "settlement: 2 of 2 equations hold" in list(verify_folder(home / "run"))
+    test = Samples(x, (x > 5).sum(1) // 3)
+    _, parts = scoring.gradient(first, test)
+    assert {*parts} == {*ADAPTER}
+    assert parts["before.up"].any()
+    assert not parts["before.down"].any()  # where up is 0
 
 
 # ------------------------------------------------ metrics of the whole test set, with errors by a jackknife

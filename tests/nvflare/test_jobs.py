@@ -14,11 +14,12 @@ from nvflare.collab.api.exceptions import RunAborted as JobAborted
 
 import fedmerit.nvflare
 import linear_task
+from fedmerit.carriers.folders import add, state
 from fedmerit.errors import ConfigError, ProtocolError, RunAborted, StoreError
-from fedmerit.nvflare import site as sites_
 from fedmerit.nvflare.server import JobHost
 from fedmerit.nvflare.site import JobTask, digest_of_job
 from fedmerit.protocol.messages import Ask, Parcel
+from fedmerit.protocol.settler import SETTLING
 from fedmerit.verify import verify_folder
 from flare import job, task_named
 from runs import bodies_of, records_of, rounds_in
@@ -26,11 +27,6 @@ from scenarios import Scenario
 from transports import make_keys
 
 NAMES = Scenario().names
-
-
-@pytest.fixture(autouse=True)
-def log_stays_here(monkeypatch):
-    monkeypatch.setattr(sites_, "is_log_streaming_allowed", lambda context: False)
 
 
 @pytest.fixture
@@ -56,7 +52,7 @@ def stopped(home, at, number, **options):
 
     def passes(name, sent, answer):
         ask = Ask.unpack(Parcel(sent["head"], sent["arrays"]))[0]
-        if (ask.exchange, ask.round) == (at, number) and name == NAMES[-1]:
+        if ask.exchange == at and number in (ask.round, None) and name == NAMES[-1]:
             aborted.trigger(True)
         if aborted.triggered:
             raise JobAborted("gone")
@@ -91,12 +87,43 @@ def test_a_new_job_goes_on_where_a_stopped_one_was(home, at, number):
     assert "settlement: 2 of 2 equations hold" in list(verify_folder(home / "run"))
 
 
-def test_rounds_that_have_a_sum_are_enough_and_a_job_after_the_end_trains_nothing(home):
+def test_rounds_that_have_a_sum_are_enough_and_a_job_after_the_end_trains_nothing(home, caplog):
     run(home, spare=2)
+    assert "this run is over" not in caplog.text
     assert [one.aborted for one in rounds_in(home / "run")] == ["", ""]
     count = len(records_of(home / "run"))
     run(home, spare=2)
     assert len(records_of(home / "run")) == count
+    assert "this run is over" in caplog.text
+
+
+@pytest.mark.parametrize("at", ["train", "judge", "judged", "column", "state"])
+def test_a_panel_needs_no_test_set_and_goes_on_too(home, at):
+    task = task_named("judged", **{**vars(linear_task), "test_set": None})
+    stopped(home, at, None, spare=1, task=task, config={"panel": {"least": 20}})
+    scores = run(home, spare=1, task=task, config={"panel": {"least": 20}})["panel"]
+    assert (scores["judges"], scores["holds"], scores["missing"]) == ([*NAMES], [True] * 4, [])
+    assert "panel" in [line.code for line in verify_folder(home / "run", archive=home / "run" / "archive")]
+
+
+def test_a_site_that_was_away_at_the_settlement_states_by_hand(home):
+    def passes(name, sent, answer):
+        ask = Ask.unpack(Parcel(sent["head"], sent["arrays"]))[0]
+        if name == NAMES[1] and (
+            ask.exchange in SETTLING or ((ask.exchange, ask.round) == ("join", 0) and begun())
+        ):
+            raise TimeoutError
+        return answer()
+
+    def begun():
+        return (home / "run" / "ledger.sqlite").exists() and records_of(home / "run", "opening")
+
+    run(home, passes=passes)
+    assert bodies_of(home / "run", "settled")[-1]["missing"] == [NAMES[1]]
+    file, messages = home / "stated.json", home / "run" / "archive" / "messages"
+    state(home / f"{NAMES[1]}.pem", home / "roster.toml", messages, linear_task.gradient, file)
+    assert add(home / "run", file).missing == ()
+    assert "settlement: 2 of 2 equations hold" in list(verify_folder(home / "run"))
 
 
 def test_a_job_of_another_run_does_not_go_on_with_this_one(home):
@@ -148,7 +175,6 @@ def test_a_site_without_a_key_of_its_own_does_not_join(home):
 
 
 def test_a_site_whose_log_leaves_does_not_join(home, monkeypatch):
-    monkeypatch.setattr(sites_, "is_log_streaming_allowed", constants.is_log_streaming_allowed)
     monkeypatch.setattr(constants.ConfigService, "get_bool_var", lambda **asked: True)
     assert '"allow_log_streaming": false in local/resources.json' in refused(home, NAMES[0])
 
@@ -254,6 +280,12 @@ def test_a_job_brings_the_task_or_no_code_at_all(tmp_path):
         }  # fmt: skip
 
 
+def test_the_task_is_the_module_that_asks_unless_another_is_given():
+    given = {"num_rounds": 3, "min_clients": 3, "folder": "run", "roster": "roster.toml"}
+    assert fedmerit.nvflare.recipe("ours", **given).client.task == __name__
+    assert fedmerit.nvflare.recipe("ours", "not.installed.here", **given).client.task == "not.installed.here"
+
+
 def test_a_recipe_says_what_it_lacks():
     make = partial(fedmerit.nvflare.recipe, "ours", linear_task, num_rounds=3, min_clients=3, folder="run")
     with pytest.raises(ConfigError, match="rehearsal"):
@@ -261,7 +293,7 @@ def test_a_recipe_says_what_it_lacks():
     with pytest.raises(ConfigError, match="rehearsal"):
         make(roster="roster.toml", rehearsal="keys")
     with pytest.raises(ConfigError, match="expected a function 'train'"):
-        JobTask("json").train(None)
+        JobTask("json").call("train")
 
 
 def test_the_core_needs_no_nvflare():

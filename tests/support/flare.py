@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from nvflare.apis.fl_constant import FLMetaKey
+from nvflare.apis.fl_constant import FLContextKey, FLMetaKey
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.apis.workspace import Workspace
@@ -63,6 +63,7 @@ def workspace_of(home, name, own=None):
     for folder in ("startup", "local", f"{JOB}/app_{name}/config"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     (root / JOB / f"app_{name}" / "config" / "config_fed_client.json").write_text("{}")
+    (root / "local" / "resources.json").write_text('{"allow_log_streaming": false}')
     if own is not None:
         (root / "local" / OWN).write_text("".join(f"{key} = {str(value)!r}\n" for key, value in own.items()))
     return Workspace(str(root), name)
@@ -90,7 +91,10 @@ def job(home, sites, main, *, passes=lambda site, sent, answer: answer(), aborte
     apps = {name: ClientApp(Site(**options)) for name in sites}
     for name, app in (("server", server), *apps.items()):
         app.name = name
-        app.set_prop(FL_CONTEXT_PROP, SimpleNamespace(get_job_id=lambda: JOB, get_engine=object))
+        root = {FLContextKey.WORKSPACE_ROOT: str(home / "sites" / name)}
+        context = SimpleNamespace(get_prop=root.get, get_identity_name=lambda name=name, **default: name)
+        context.get_job_id, context.get_engine = (lambda: JOB), object
+        app.set_prop(FL_CONTEXT_PROP, context)
 
     def proxy(caller, name, app):
         interface = app.get_collab_interface()["client"]

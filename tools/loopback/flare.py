@@ -77,6 +77,8 @@ class Flare:
             (self.kit(name) / "local" / "fedmerit.toml").write_text("".join(lines))
         for name in (SERVER, *self.sites):
             self._write_rules(self.kit(name) / "local")
+        server = self.kit(SERVER) / "startup" / "fed_server.json"  # else it accepts from all addresses
+        server.write_text(server.read_text().replace('"target": "server:', '"target": "localhost:'))
         try:
             self.start(SERVER)
             for name in self.sites:

@@ -25,7 +25,7 @@ from fedmerit.ledger.run import Run, replay
 from fedmerit.protocol.coordinator import Coordinator
 from fedmerit.protocol.direction import Slope, along_path
 from fedmerit.protocol.messages import LEAST_SAMPLES
-from fedmerit.protocol.outcome import Evaluations, Model
+from fedmerit.protocol.outcome import Evaluate, Evaluations, Model
 from fedmerit.protocol.pool import KEY_BYTES, Pool, Sampling, apart, order_of, parts_of
 from fedmerit.protocol.terms import REHEARSALS, proposed
 from fedmerit.settings import Payment
@@ -106,14 +106,10 @@ class Host:
         for name in shape.left_out:
             log.warning("array %r is not summed, because it holds no floats: it stays as it is", name)
         pool = self._pool(config, secrets.token_bytes(KEY_BYTES))
-        evaluate = None
-        if self.value and not config.judged:
-            evaluate = evaluator(self.value, shape, config.scoring.utilities)
+        evaluate, slope = self._measures(config, shape)
         if evaluate is not None:  # finds errors in it before anybody trains
             for name, values in evaluate(shape.vector, pool.first).items():
                 Sampling(pool.balanced).check(name, values, pool.first)
-        needed = config.settles and not config.judged
-        slope = slope_of(self.gradient, shape) if self.gradient and needed else None
         if slope is not None:
             check_slope(slope, evaluate, shape.vector, pool.settlement(), config.scoring.utilities[0])
             if opened := self._opened(engine):
@@ -125,6 +121,13 @@ class Host:
             measure = evaluate and Evaluations(evaluate)
             self._coordinator(recorder, pool, transport, measure, slope)
             yield recorder
+
+    def _measures(self, config: Config, shape: Shape) -> tuple[Evaluate | None, Slope | None]:
+        """Return what evaluates a model, and its gradient; with a panel the server needs neither."""
+        if config.judged:
+            return None, None
+        evaluate = self.value and evaluator(self.value, shape, config.scoring.utilities)
+        return evaluate, slope_of(self.gradient, shape) if self.gradient and config.settles else None
 
     def _coordinator(
         self,

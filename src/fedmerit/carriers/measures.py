@@ -207,6 +207,7 @@ def torch_scoring(
     *,
     channels: Channels | None = None,
     outputs: Outputs | None = None,
+    part: bool = False,
 ) -> Measures:
     """Return value and gradient of a PyTorch model.
 
@@ -228,6 +229,8 @@ def torch_scoring(
             they came first are refused.
         outputs: what the network returns for classes. Unless given, logits, and outputs that look like
             probabilities, as after a sigmoid or softmax, are refused.
+        part: whether the arrays are a part of the network, as those of adapters are. Whatever they lack stays
+            as ``network`` returns it, which must be the same on every machine.
 
     `Contributions` takes the names of the utilities from these functions unless it is given ``utilities``.
 
@@ -268,11 +271,13 @@ def torch_scoring(
         own = net.state_dict()
         if state and state.keys() < own.keys():
             missing = [name for name in own if name not in state]
-            raise MessageError(
-                f"the arrays are a part of the network, without {listed(missing)}: expected all of "
-                "ArrayRecord(model.state_dict()), also what training leaves as it is. What nobody trains may "
-                "be buffers with persistent=False instead, filled by the function that returns the network"
-            )
+            if not part:
+                raise MessageError(
+                    f"the arrays are a part of the network, without {listed(missing)}: expected all of "
+                    "ArrayRecord(model.state_dict()), also what training leaves as it is, or part=True if "
+                    "the function that returns the network gives the rest, the same on every machine"
+                )
+            _keep_out({*missing}, net)
         try:
             net.load_state_dict(state)
         except RuntimeError as error:
@@ -298,7 +303,7 @@ def torch_scoring(
             level, parts = slope(net, x, test.y, measures(net, x)[0])
         return level, _by_name(net, {name: part.cpu().numpy() for name, part in parts.items()})
 
-    options = [option for option in (channels, outputs) if option]
+    options = [option for option in (channels, outputs, "part" * part) if option]
     for function in (value, gradient):
         vars(function)["definition"] = "\n".join([*utilities, *options, source_of(network)])
         vars(function)["utilities"] = list(utilities)
@@ -321,6 +326,16 @@ class _Once:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Once, (self.network,)
+
+
+def _keep_out(names: set[str], net: Any) -> None:
+    """Make parameters and buffers of these names buffers that are not saved: nobody loads them."""
+    for path, module in net.named_modules():
+        own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+        for name, tensor in own.items():
+            if f"{path}.{name}".lstrip(".") in names:
+                delattr(module, name)
+                module.register_buffer(name, tensor.detach(), persistent=False)
 
 
 def _by_name(net: Any, parts: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,7 +69,8 @@ def recipe(
       ``flare.send()``; ``meta["NUM_STEPS_CURRENT_ROUND"]`` is the number of training samples;
     - ``scoring``: what `torch_scoring` returns, or ``value`` and ``gradient`` (see `fedmerit.flower.secure`);
     - ``first_model()``: the first model, such as ``network().state_dict()``; called on the server;
-    - ``test_set()``: samples and labels on which all members are measured; called on the server.
+    - ``test_set()``: samples and labels on which all members are measured; called on the server. Without it
+      members judge each other in a panel, each on what its own ``held_out()`` returns.
 
     A job that stops, because a site or the server died, is submitted again: it goes on with the run in
     ``folder``. The arguments that `fedmerit.flower.Contributions` has too are the same there.
@@ -109,7 +109,6 @@ def recipe(
         if path is not None:
             options[key] = str(path)
     keys = "" if rehearsal is None else str(rehearsal)
-    importlib.import_module(module)  # an error in it is found before the job is made
     return Scored(
         name,
         shipped,

@@ -9,9 +9,9 @@ from typing import Any
 
 from nvflare.collab import collab
 
+from fedmerit.carriers.folders import kinds_in
 from fedmerit.carriers.folders import rehearsal as keys_in
 from fedmerit.carriers.host import Host
-from fedmerit.carriers.measures import evaluator, slope_of
 from fedmerit.carriers.shape import Shape
 from fedmerit.errors import ConfigError
 from fedmerit.ledger.chain import LEDGER
@@ -54,7 +54,7 @@ class Hub:
     @collab.main  # type: ignore[untyped-decorator]
     def run(self) -> dict[str, Any]:
         """Run the job, and return the content of ``scores.json``."""
-        names = [client.name for client in collab.clients]
+        names = sorted(client.name for client in collab.clients)
         options = dict(self.options)
         if self.rehearsal:
             options["roster"] = str(keys_in(self.rehearsal, names))
@@ -67,8 +67,9 @@ class JobHost(Host):
     transport = CollabTransport
 
     def __init__(self, task: JobTask, options: Mapping[str, Any], timeout: float) -> None:
-        super().__init__(test=task.test_set(), value=task.value, gradient=task.gradient, **options)
-        self.first, self.timeout, self.wanted = task.first_model(), timeout, 0
+        test = None if task.test_set is None else task.test_set()
+        super().__init__(test=test, value=task.value, gradient=task.gradient, **options)
+        self.first, self.timeout, self.wanted = task.call("first_model"), timeout, 0
 
     def run(self, rounds: int, spare: int = 0) -> dict[str, Any]:
         """Run the rounds that are not over yet, settle, and return the scores."""
@@ -79,7 +80,7 @@ class JobHost(Host):
         transport = self.transport(
             shape=shape, patience=self.patience, join=self.join, timeout=self.timeout, total=rounds
         )
-        begun = (self.folder / LEDGER).is_file() and self._is_scheduled()
+        begun = "schedule" in kinds_in(self.folder / LEDGER)[0]
         opened = self._again if begun else self._new
         with opened(engine, shape, rounds, transport) as recorder:
             model = self._taken_over(recorder, transport.coordinator, shape.vector) if begun else shape.vector
@@ -93,11 +94,14 @@ class JobHost(Host):
         coordinator, run = transport.coordinator, recorder.resumed
         least = least_scheduled(coordinator.config)
         if run is not None and run.end is not None:
+            log.warning("%s: this run is over; another one needs another folder", self.folder.resolve())
             self.scores = recorder.write_scores()
             if coordinator.config.settles:
                 self._check_settled(run)
-            transport.gather(0)
-            coordinator.seal([name for name in transport.nodes if name not in run.seen], run.end.digest.hex())
+            if not run.seen >= {*self.roster.names}:
+                transport.gather(0)
+                left = [name for name in transport.nodes if name not in run.seen]
+                coordinator.seal(left, run.end.digest.hex())
             return
         transport.rounds = len(recorder.rounds)
         transport.gather(least)
@@ -114,12 +118,6 @@ class JobHost(Host):
         if not self._tell_unsettled(coordinator):
             log.info("ledger and scores: fedmerit score %s", self.folder.resolve())
 
-    def _is_scheduled(self) -> bool:
-        """Return whether the folder holds a run in which members were asked for something."""
-        from fedmerit.carriers.folders import kinds_in
-
-        return "schedule" in kinds_in(self.folder / LEDGER)[0]
-
     @contextmanager
     def _again(
         self, engine: str, shape: Shape, rounds: int, transport: CollabTransport
@@ -133,10 +131,9 @@ class JobHost(Host):
         with Folder(self.folder, config, resume=True) as folder:
             recorder, pool = self._taken_up(folder, config, run)
             recorder.check_same(shape.vector)
-            if opened := self._opened(engine):
+            evaluate, slope = self._measures(config, shape)
+            if slope is not None and (opened := self._opened(engine)):
                 opened.check(pool.settlement(), recorder.run)
-            evaluate = self.value and evaluator(self.value, shape, config.scoring.utilities)
-            slope = slope_of(self.gradient, shape) if self.gradient and config.settles else None
             self._coordinator(recorder, pool, transport, evaluate and Evaluations(evaluate), slope)
             yield recorder
 

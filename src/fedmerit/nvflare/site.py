@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -41,50 +40,23 @@ MOST_ARRAYS = 8
 log = logging.getLogger("fedmerit")
 
 
-@dataclass(frozen=True)
 class JobTask:
-    """The module that holds what a run is about; see `recipe`."""
+    """What a run is about, from the module of this name; see `recipe`."""
 
-    module: str
+    def __init__(self, module: str) -> None:
+        self.module, self._names = module, vars(import_module(module))
+        scoring = self._names.get("scoring")
+        self.value: Value | None = self._names.get("value") or getattr(scoring, "value", None)
+        self.gradient: Gradient | None = self._names.get("gradient") or getattr(scoring, "gradient", None)
+        self.accept: Callable[[Config], None] = self._names.get("accept", cautious)
+        self.test_set: Callable[[], Any] | None = self._names.get("test_set")
+        self.held_out: Callable[[], tuple[Any, Any]] | None = self._names.get("held_out")
 
-    @cached_property
-    def _names(self) -> Mapping[str, Any]:
-        return vars(import_module(self.module))
-
-    def _needed(self, name: str) -> Callable[..., Any]:
-        found = self._names.get(name)
-        if not callable(found):
+    def call(self, name: str, *given: Any) -> Any:
+        """Call one of the user's functions that a run cannot do without."""
+        if not callable(found := self._names.get(name)):
             raise ConfigError(f"task {self.module}: expected a function {name!r}")
-        return found  # type: ignore[no-any-return]
-
-    def train(self, model: FLModel) -> FLModel:
-        """Call the user's training."""
-        return self._needed("train")(model)
-
-    def first_model(self) -> NamedArrays:
-        """Return the first model, on the server."""
-        model: NamedArrays = self._needed("first_model")()
-        return model
-
-    def test_set(self) -> Any:
-        """Return samples and labels on which all members are measured, on the server."""
-        return self._needed("test_set")()
-
-    @property
-    def value(self) -> Value | None:
-        """The function that measures a model."""
-        return self._names.get("value") or getattr(self._names.get("scoring"), "value", None)
-
-    @property
-    def gradient(self) -> Gradient | None:
-        """The mean of the paid utility and its gradient."""
-        return self._names.get("gradient") or getattr(self._names.get("scoring"), "gradient", None)
-
-    @property
-    def accept(self) -> Callable[[Config], None]:
-        """The function that raises a `RefusedError` for settings that members do not agree to."""
-        accept: Callable[[Config], None] = self._names.get("accept", cautious)
-        return accept
+        return found(*given)
 
 
 def digest(arrays: NamedArrays, number: int, rounds: int, job: bytes) -> bytes:
@@ -155,6 +127,7 @@ class Site:
             *(place, task.value, task.gradient, Shape),
             engines=(NVFLARE, NVFLARE_SIMULATED),
             accept=task.accept,
+            held_out=task.held_out,
             seed=self.seed,
             run_config=job,
         )
@@ -189,7 +162,7 @@ class Site:
                 current_round=number - 1,  # NVFlare counts from 0
                 total_rounds=rounds,
             )
-            trained = task.train(given)
+            trained = task.call("train", given)
             if not isinstance(trained, FLModel):
                 told = f"training must return an FLModel, got {type(trained).__name__}"
                 raise RefusedError(told, stage="masked")
