@@ -16,6 +16,7 @@ from typing import Any
 from cells import Result, Row
 from claims import directions, elsewhere, ranking, single_round, utilities
 from evidence import Evidence, Facts
+from judges import judges
 from other_images import other_images
 from retrained import game
 from rules import beside_retrained
@@ -39,6 +40,7 @@ PARTS = (
     rules,
     lies,
     cheats,
+    judges,
 )
 FORM: dict[str, Any] = {"width": 126, "break_long_words": False, "break_on_hyphens": False}
 HERE = Path(__file__).resolve().parent

@@ -7,8 +7,8 @@
     python experiments/panel.py --out DIR --only attacks --members 9 --toy
 
 Each line of ``DIR/DATASET.jsonl`` is what one question found with one seed; what is there is not run again.
-FOLDER holds the datasets (prepare.py); fashion-mini comes with fedmerit. Members train by the rehearsal's own
-code, and keep a fifth of their data out of it, by which they judge. The questions:
+FOLDER holds the datasets (prepare.py); fashion-mini comes with fedmerit. Torch, numpy and msgspec are enough.
+Members train by the rehearsal's own code, and keep a fifth of their data out of it, by which they judge:
 
 - fidelity: s_ib, from whole gradients and from columns, beside the exact multi-round Shapley value of judge
   b's own utility, and beside what b loses when i leaves and everybody else trains again.
@@ -40,7 +40,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from cheats import Cheating, Kind, told  # noqa: E402
 from engine import other_seed  # noqa: E402
-from onecell import convert, machine, subset  # noqa: E402
+from onecell import convert, subset  # noqa: E402
 
 from fedmerit.config import from_dict  # noqa: E402
 from fedmerit.errors import UndefinedShares  # noqa: E402
@@ -69,7 +69,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "cifar10": {"model": "cnn-pool", "test_size": 600, "images": 1800},
 }
 RETRAININGS = 3
-DRAWS = 10
+VERSIONS = {"device": "CPU", "torch": str(torch.__version__), "numpy": np.__version__}
+DRAWS = 5
 
 # ------------------------------------------------------------------------------------------------- training
 
@@ -423,7 +424,7 @@ def noise(cell: Cell) -> dict[str, Any]:
     checks = []
     for draw in range(1 if cell.toy else DRAWS):
         for name, (count, spread, innovate, blur) in ways.items():
-            if draw >= 2 and name != "50,000, noise 2, innovation":
+            if draw >= 1 and name != "50,000, noise 2, innovation":
                 continue
             one = columns(run, f"{cell.seed} {draw}", count=count, noise=spread, innovate=innovate, blur=blur)
             found[name].append(list(hands(one.matrix).values()))
@@ -506,17 +507,17 @@ def answered(job: tuple[str, Cell]) -> list[dict[str, Any]]:
     held = [len(one.y) for one in home_of(cell).held]
     about = {key: getattr(cell, key) for key in ("dataset", "members", "mu", "seed")}
     seconds = round(time.perf_counter() - began, 1)
-    common = {"what": what, **about, "held": held, "seconds": seconds, "machine": machine()}
-    return [_short({**common, **line}) for line in lines]
+    common = {"what": what, **about, "held": held, "seconds": seconds, "machine": VERSIONS}
+    return [short({**common, **line}) for line in lines]
 
 
-def _short(value: Any) -> Any:
+def short(value: Any) -> Any:
     """Six digits suffice for what is measured in parts of a hundred."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, Mapping):
-        return {key: _short(one) for key, one in value.items()}
-    return [_short(one) for one in value] if isinstance(value, list) else value
+        return {key: short(one) for key, one in value.items()}
+    return [short(one) for one in value] if isinstance(value, list) else value
 
 
 def main() -> None:

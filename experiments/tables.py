@@ -26,6 +26,7 @@ from cells import RESULTS, Result, Row, datasets, plan, read_results, subset_of 
 from coverage import coverage_section  # noqa: E402
 from findings import findings  # noqa: E402
 from grid import mean, text  # noqa: E402
+from judges import panel_section  # noqa: E402
 from measures import ENOUGH, EXPLAINED, SCORES, facts, is_thin, on_gpu  # noqa: E402
 from other_images import other_images_section  # noqa: E402
 from overview import (  # noqa: E402
@@ -143,6 +144,7 @@ def documents(rows: Sequence[Row], results: Mapping[str, Result], *, toy: bool =
         if lines_ := make(rows, results, paper):
             made[f"figures/{name}.csv"] = csv_text(lines_)
     if not toy:
+        made["tables/panel.md"] = "\n".join(panel_section()) + "\n"
         made["tables/coverage.md"] = "\n".join(coverage_section(rows, results)) + "\n"
         made |= findings(rows, results, paper)
     return made
@@ -176,7 +178,7 @@ def readme(
 OTHER_PAGES = """Without a run: [tab:coalitions](tables/tab-coalitions.md), what the tables'
 [scores](tables/scores.md) are, how sure [they](tables/coverage.md) and [shares](tables/share-coverage.md)
 are, what each [rule](tables/rules.md) pays, how often honest runs are [refused](tables/alarms.md), all tests
-of the [retraining game](tables/retrained.md)."""
+of the [retraining game](tables/retrained.md), everything about the [panel](tables/panel.md)."""
 
 
 def settings_used(results: Mapping[str, Result]) -> str:

@@ -548,6 +548,11 @@ def test_the_demo_replaces_its_own_run_and_nobody_elses(fedmerit, run_folder, tm
         assert "Harbour" in out
         assert "rehearsal: " in out
         assert f"next: fedmerit rewards {tmp_path / 'demo'} --budget 10000.00" in out
+        assert "panel: 6 of 6 columns add up" in out
+        before, now = re.search(
+            r"Elm would be paid ([\d,.]+) of 10000.00 before, and ([\d,.]+) now", out
+        ).groups()
+        assert before == now
         told = [line for line in out.splitlines() if line.startswith("settlement: ")]
         assert told == [
             "settlement: 1 of 1 equations hold",
@@ -556,7 +561,7 @@ def test_the_demo_replaces_its_own_run_and_nobody_elses(fedmerit, run_folder, tm
             "settlement: 15 of 15 pairs of members are witnessed",
             "settlement: in round 1 Elm stated a false number (proved by the masks of that round)",
         ]
-    assert is_demo(tmp_path / "demo-liar")
+    assert all(is_demo(tmp_path / f"demo-{what}") for what in ("liar", "panel", "judge"))
     fedmerit.said("rewards", tmp_path / "demo", "--budget", "9", "--rule", "equal", "--despite-doubts")
     before = (tmp_path / "demo" / "ledger.sqlite").read_bytes()
     told = f"error: {tmp_path / 'demo'}: holds a run with a decision, which the demo does not delete"

@@ -280,6 +280,12 @@ def test_a_job_brings_the_task_or_no_code_at_all(tmp_path):
         }  # fmt: skip
 
 
+def test_the_task_is_the_module_that_asks_unless_another_is_given():
+    given = {"num_rounds": 3, "min_clients": 3, "folder": "run", "roster": "roster.toml"}
+    assert fedmerit.nvflare.recipe("ours", **given).client.task == __name__
+    assert fedmerit.nvflare.recipe("ours", "not.installed.here", **given).client.task == "not.installed.here"
+
+
 def test_a_recipe_says_what_it_lacks():
     make = partial(fedmerit.nvflare.recipe, "ours", linear_task, num_rounds=3, min_clients=3, folder="run")
     with pytest.raises(ConfigError, match="rehearsal"):

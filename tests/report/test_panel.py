@@ -1,6 +1,7 @@
 """What people read of a panel: score, rewards, page and statements, and what a lying judge gets."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 import fedmerit as fm
 from fedmerit.report.facts import Facts
+from fedmerit.report.page.html import page
 from fedmerit.report.panel import Reading
 from fedmerit.report.source import read_source
 
@@ -120,3 +122,90 @@ def test_runs_with_a_panel_are_not_compared(fedmerit, panel_folder, praise_folde
 def test_other_scores_are_refused(fedmerit, panel_folder):
     assert "PHI" in fedmerit.refused("score", panel_folder, "--score", "PHI")
     assert "PANEL" in fedmerit.refused("score", panel_folder, "--score", "ALPHA")
+
+
+def test_the_page_shows_who_helped_whom_before_money(panel_folder):
+    html = page(panel_folder)
+    titles = re.findall(r"<h2[^>]*><span[^>]*>\d</span> ([^<]+)</h2>", html)
+    assert titles[:3] == ["Who helped whom?", "What share does each member get?", "Does it add up?"]
+    assert "There is no shared test set" in html
+    assert not re.search(
+        "test samples|gain of the model|quality of the shared", html.split("<header>")[1].split("<script")[0]
+    )
+    heat = re.search(r'<table class="heat[^"]*">.*?</table>', html, re.S)[0]
+    found = facts(panel_folder)
+    rows = re.findall(r'<tr><th scope="row"([^>]*)>([^<]+)</th>(.*?)</tr>', heat, re.S)
+    assert [name for _, name, _ in rows] == [one.client for one in found.standings]
+    assert [name for kind, name, _ in rows if "problem" in kind] == ["Elm"]
+    panel = found.panel.whole
+    for row, (_, name, cells) in enumerate(rows):
+        drawn = re.findall(r'<td class="(\w*)"><span>([^<]+)</span>', cells)
+        assert len(drawn) == panel.n
+        assert [kind for kind, _ in drawn].index("own") == row
+        for b, (kind, number) in zip(found.panel.order, drawn, strict=True):
+            value = panel.matrix[panel.clients.index(name), b]
+            assert float(number) == pytest.approx(100 * value, abs=0.01)
+            assert kind == "own" or kind[0] == ("p" if value > 0 else "n")
+    assert "contradicts every other judge" in html
+
+
+def test_a_page_of_many_members_has_no_numbers_in_its_cells_but_words(panel_folder, monkeypatch):
+    monkeypatch.setattr("fedmerit.report.page.text.MOST_NUMBERS", 4)
+    html = page(panel_folder)
+    assert 'class="heat plain"' in html
+    assert re.search(r'title="Dale for Abbey: \+[\d.]+"', html)
+
+
+def test_an_odd_judge_is_told_first(praise_folder):
+    html = page(praise_folder)
+    assert "The column of Dale adds up to something else" in html.split("<h1>")[0]
+    assert "Dale (odd)" in html
+
+
+def test_the_page_speaks_german(panel_folder):
+    html = page(panel_folder, language="de")
+    assert "Wer hat wem geholfen?" in html
+    assert "widerspricht allen anderen Gutachtern" in html
+
+
+def test_a_statement_has_the_own_row_and_column_and_no_more(fedmerit, panel_folder, tmp_path):
+    _, folder = paid(fedmerit, panel_folder, tmp_path)
+    told = json.loads((folder / "statements" / "Abbey.json").read_text())
+    panel = fm.load(folder).panel
+    names, i = panel.clients, panel.clients.index("Abbey")
+    others = [b for b in range(panel.n) if b != i]
+    assert told["panel"]["did"] == {names[b]: panel.matrix[i, b] for b in others}
+    assert told["panel"]["received"] == {names[b]: panel.matrix[b, i] for b in others}
+    text = (folder / "statements" / "Abbey.md").read_text()
+    told_numbers = set(re.findall(r"\\([+-][\d.]+) \|", text))
+    allowed = {f"{100 * value:+.2f}" for value in [*panel.matrix[i, others], *panel.matrix[others, i]]}
+    assert told_numbers == allowed
+    assert "test set" not in text
+    assert told["rule"] == "hands"
+
+
+def test_a_notebook_shows_who_helped_whom(panel_folder):
+    run = fm.load(panel_folder)
+    columns = run.columns("panel")
+    assert len(columns["value"]) == 25
+    assert columns["value"][1] == run.panel.matrix[0, 1]
+    assert (columns["client"][1], columns["judge"][1]) == run.clients[:2]
+    assert run._repr_html_().count("<table>") == 2
+    assert run.panel.hands()["Elm"] == 0
+
+
+def test_workbooks_of_a_panel(fedmerit, panel_folder, tmp_path):
+    fedmerit.said("score", panel_folder, "--format", "xlsx", "--out", tmp_path / "s.xlsx")
+    fedmerit.said(
+        "rewards",
+        panel_folder,
+        "--budget",
+        "9",
+        "--dry-run",
+        "--format",
+        "xlsx",
+        "--out",
+        tmp_path / "p.xlsx",
+    )
+    for name in ("s.xlsx", "p.xlsx"):
+        assert (tmp_path / name).stat().st_size > 1000

@@ -60,7 +60,7 @@ BY_KEY = {
     "rule": {*get_args(Rule), "hands"},
     "signed-col": {*SIGNED},
     "glance": {
-        "of", "budget", "paid", "approved", "members", "rounds", "model", "equations", "ledger",
+        "of", "budget", "paid", "approved", "members", "rounds", "model", "equations", "columns", "ledger",
         "verified", "broken", "lacking",
     },
     "rule-in-short": {*get_args(Rule), "hands"},

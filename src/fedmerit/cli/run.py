@@ -15,7 +15,7 @@ from typer import Argument, Option
 from fedmerit.cli import base
 from fedmerit.cli.base import app, err, fail, form_of, heading_of, out, write_json
 from fedmerit.config import SCHEMA, Config, asked_for, of_folder, written
-from fedmerit.errors import ConfigError, DataError, FedmeritError, MissingExtra, StoreError
+from fedmerit.errors import ConfigError, DataError, FedmeritError, MissingExtra, StoreError, UndefinedShares
 from fedmerit.ledger.chain import LEDGER
 from fedmerit.ledger.run import Run
 from fedmerit.notes import Note, install, words
@@ -154,22 +154,34 @@ def _repeat(config: Config, folder: Path, count: int, *, resume: bool) -> None:
 def demo(
     out_: Annotated[Path, Option("--out", help="The run folder.")] = Path("runs/demo"), set_: base.Set = None
 ) -> None:
-    """Let six hospitals train together on fashion-mini; one has noisy labels. Then one lies about its score.
+    """Let six hospitals train together on fashion-mini; one has noisy labels. They judge each other, and one
+    judge lies; then with a shared test set, and one lies about its score.
 
     Takes about a minute.
     """
     from fedmerit.config import from_dict
-    from fedmerit.storage.run_folder import remove
+    from fedmerit.storage.run_folder import not_empty, remove
     from fedmerit.verify import verify_folder
 
     settings, liar = from_dict(DEMO, set_ or ()), Path(f"{out_}-liar")
-    for folder in filter(is_demo, (out_, liar)):  # it starts afresh, and removes only runs of its hospitals
+    panel, judge = Path(f"{out_}-panel"), Path(f"{out_}-judge")
+    # it starts afresh, and removes only runs of its hospitals
+    for folder in filter(is_demo, (out_, liar, panel, judge)):
         if "decision" in _kinds(folder):
             fail(
                 f"{folder}: holds a run with a decision, which the demo does not delete: choose another --out"
             )
         remove(folder)
+    for folder in (out_, liar, panel, judge):
+        if folder.is_dir() and any(folder.iterdir()):
+            raise not_empty(folder)
     out.print("Six hospitals, secure aggregation on. 80% of Harbour's labels are random.")
+    if settings.settles:
+        with _stoppable(panel, on="fedmerit demo starts afresh"):
+            _demo_panel(from_dict(DEMO | PANEL, set_ or ()), panel)
+        with _stoppable(judge, on="fedmerit demo starts afresh"):
+            _demo_judge(from_dict(DEMO | PANEL | FALSE_JUDGE, set_ or ()), panel, judge)
+        out.print("Now with a test set that all of them are shown:")
     with _stoppable(out_, on="fedmerit demo starts afresh"):
         _run(settings, out_, resume=False)
         for line in verify_folder(out_):
@@ -177,6 +189,45 @@ def demo(
         if settings.settles:
             _demo_liar(from_dict(DEMO | LIAR, set_ or ()), liar)
     out.print(f"next: fedmerit rewards {out_} --budget 10000.00")
+
+
+def _demo_panel(config: Config, folder: Path) -> None:
+    """Let the hospitals judge each other; say who helped whom, and who would be paid what."""
+    from fedmerit.report.facts import Facts
+    from fedmerit.report.payment import propose
+    from fedmerit.report.source import read_source
+    from fedmerit.report.terminal import print_proposal
+    from fedmerit.storage.run_folder import ARCHIVE
+    from fedmerit.verify import verify_folder
+
+    out.print("First without a test set: each hospital judges the others on patients of its own.")
+    _run(config, folder, resume=False)
+    for line in verify_folder(folder, archive=folder / ARCHIVE):
+        if line.code == "panel":
+            out.print(line)
+    try:
+        print_proposal(out, propose(Facts(read_source(folder)), DEMO_BUDGET, {}, dry_run=True))
+    except UndefinedShares as error:  # changed settings may leave nothing to pay by
+        out.print(str(error))
+
+
+def _demo_judge(config: Config, honest: Path, folder: Path) -> None:
+    """Run the panel once more, with a judge that lies; say that it gains nothing."""
+    from fedmerit.report.facts import Facts
+    from fedmerit.report.page.html import page_of_run
+    from fedmerit.report.payment import propose
+    from fedmerit.report.source import read_source
+
+    with _engine():
+        from fedmerit.simulation.run import run as run_embedded
+    run_embedded(config, folder)
+    out.print(f"The same hospitals once more ({folder}): Elm judges falsely, in favour of Dale.")
+    terms = {"despite_doubts": True}
+    found = [propose(Facts(read_source(one)), DEMO_BUDGET, terms, dry_run=True) for one in (honest, folder)]
+    for name in ("Elm", "Dale"):
+        before, now = (f"{one.paid[name]:,}" for one in found)
+        out.print(f"{name} would be paid {before} of {DEMO_BUDGET} before, and {now} now.")
+    out.print(page_of_run(folder))
 
 
 def _demo_liar(config: Config, folder: Path) -> None:
@@ -375,6 +426,11 @@ DEMO: dict[str, Any] = {
     "scoring": {"method": "settled", "utilities": ["expected-accuracy"]},
 }
 """Six hospitals, one of which has mostly noise for labels."""
+DEMO_BUDGET = "10000.00"
+PANEL: dict[str, Any] = {"scoring": DEMO["scoring"] | {"method": "panel"}}
+"""What is different when they judge each other."""
+FALSE_JUDGE: dict[str, Any] = {"corruption": DEMO["corruption"] | {"judge": {"Elm": "praise:Dale"}}}
+"""What is different when one of them judges falsely for a friend."""
 LIAR: dict[str, Any] = {
     "corruption": {"misstate": {"Elm": 1.01}},
     "training": {"rounds": 1, "local_epochs": 1},

@@ -46,7 +46,7 @@ from fedmerit.protocol.settlement import (
 from fedmerit.protocol.terms import EMBEDDED
 from fedmerit.protocol.witness import Book, drawn_for, is_witnessed, list_hash, nonce_hash, seed_of
 from fedmerit.scoring.accumulate import Missing
-from fedmerit.scoring.panel import hands, held_back
+from fedmerit.scoring.panel import Panel, hands, held_back
 from fedmerit.scoring.rewards import Shares
 from fedmerit.scoring.types import Scores
 from fedmerit.scoring.uncertainty import training_of
@@ -93,6 +93,7 @@ class Account(Settled):
     threshold: int = 0  # how many countersignatures are needed
     countersigned: tuple[str, ...] = ()
     unwitnessed: tuple[str, ...] = ()  # who has a pair of which nothing proves what both ends say
+    paying: tuple[int, ...] = ()  # the rounds that count for money in a panel: whose pairs have witnesses
 
     @property
     def scale(self) -> float:
@@ -233,8 +234,17 @@ class Account(Settled):
 
     def shares(self, most: float, losses: Mapping[str, float]) -> Shares:
         """Return the shares of a panel: the rule hands, less what unwitnessed members and liars lose."""
+        panel = self.paid
+        return held_back(hands(panel.matrix, most, panel.clients), losses)
+
+    @cached_property
+    def paid(self) -> Panel:
+        """The panel of the rounds that count for money; of all, for show, where none does.
+
+        In a sum with too few members for witnesses, two of them could move credit.
+        """
         assert self.panel is not None
-        return held_back(hands(self.panel.matrix, most, self.panel.clients), losses)
+        return self.panel_in(self.paying) if self.paying else self.panel
 
     def panel_block(self, clients: Sequence[str], most: float) -> dict[str, Any]:
         """Return the block ``panel`` of ``scores.json``: integers as text, null for what is unknown."""
@@ -443,8 +453,10 @@ class SettlementFold:
             raise LedgerError("its coordinates are not those that were drawn")
         blur = 0.0 if self.rounds.first.engine == EMBEDDED else config.panel.blur
         due = min(config.panel.coordinates, manifest.coordinates)
-        if (bench.drawn, bench.blur) != (due, blur) or not bench.judges:
+        if (bench.drawn, bench.blur) != (due, blur):
             raise LedgerError("its coordinates, their number or the noise are not those that were agreed on")
+        if len(bench.judges) < config.threshold:
+            raise LedgerError(f"has {len(bench.judges)} judges, and {config.threshold} are needed")
         facts = rounds_of(manifest).digest
         for judge in bench.judges:
             signed = self.showings.get(judge.judge)
@@ -659,8 +671,16 @@ class SettlementFold:
             self.manifest, dict(self.statements), dict(self.verdicts), body.closes, body.final,
             self._book.pairs(self.tables, self.verdicts), self.withheld,
             body.rounds if self.withheld else None, config.clients, config.threshold,
-            unwitnessed=self._book.unwitnessed(self.tables, self.verdicts),
         )  # fmt: skip
+        away = settled.awaited if body.final else ()
+        signed = bool(self.rounds.first.keys)  # else it is a rehearsal without masks, where nobody lies
+        settled = replace(
+            settled,
+            unwitnessed=self._book.unwitnessed(self.tables, self.verdicts, away),
+            paying=tuple(
+                entry.round for entry in self.manifest.rounds if not signed or is_witnessed(entry, config)
+            ),
+        )
         if canonical(settled.body()) != canonical(record.body) or self._contradicts(settled):
             raise LedgerError("does not follow from the statements before it")
         self._check_verdicts(settled)

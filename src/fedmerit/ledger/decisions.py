@@ -247,7 +247,9 @@ def by_hands(account: Account, terms: Terms, most: float) -> Shares:
     assert panel is not None
     if (n := panel.n) < FEWEST:
         raise UnsettledShares(Note("panel-few", count=n, least=FEWEST), code="few")
-    errors = share_errors(panel, most=most)
+    if not account.paying:
+        raise UnsettledShares(Note("settlement-credit"), code="unwitnessed")
+    errors = share_errors(account.paid, most=most)
     middle = 0.0 if errors is None else float(np.median([*errors.values()]))
     if middle > 1 / (3 * n) and not terms.despite_doubts:
         raise UnsettledShares(

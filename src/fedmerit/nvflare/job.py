@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
@@ -110,7 +109,6 @@ def recipe(
         if path is not None:
             options[key] = str(path)
     keys = "" if rehearsal is None else str(rehearsal)
-    importlib.import_module(module)  # an error in it is found before the job is made
     return Scored(
         name,
         shipped,

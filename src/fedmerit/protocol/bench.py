@@ -36,6 +36,7 @@ LEAST_REHEARSED: Final = 20
 OFF: Final = 0.05
 """How far a column may be off its judge's gain beside four standard errors; nothing is refused beyond."""
 DIGITS: Final = 1e-3  # utilities are stated to three decimals
+LARGEST: Final = 1e60  # beyond any number of a judge; scores made from larger ones would overflow
 _PARTS: Final = 10**6
 
 
@@ -87,7 +88,10 @@ class Showing:
         try:
             floats = {key: number(body[key]) for key in ("scale", "first", "last", "rest", "error")}
             read = cls(str(body["judge"]), str(body["column"]), samples=integer(body["samples"]), **floats)
-            if read.body() != dict(body) or not 0 < read.scale < float("inf") or read.samples < 1:
+            sized = 1 / LARGEST <= read.scale <= LARGEST and all(
+                abs(one) <= LARGEST for one in floats.values()
+            )
+            if read.body() != dict(body) or not sized or read.error < 0 or read.samples < 1:
                 raise ValueError("numbers that no judge has")
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise MessageError(f"not what a judge shows: {error!r:.120}", stage="judged") from None
@@ -182,23 +186,24 @@ def board_of(
     bench: Bench,
     at: Indices,
     rows: npt.NDArray[np.int8],
-    digest: str,
     x: Words | None,
     rounds: int,
     members: int,
 ) -> Board:
     """Return the directions of a round at its coordinates; with noise it takes the sum.
 
-    ``rows`` are what the judges show of the round, ``digest`` stands for all of it, ``rounds`` is how many
-    there are, ``members`` how many are in the sum.
+    ``rows`` are what the judges show of the round, ``rounds`` is how many there are, ``members`` how many are
+    in the sum.
     """
     middle = halves(bench.drawn)[0].stop
-    plain = Board(at, rows, middle, digest)
+    plain = Board(at, rows, middle, bench.seed)
     if not bench.blur:
         return plain
     if x is None:
         raise BindingError("has not kept the sum of this round")
-    return Board(at, rows, middle, digest, _spread(plain, x[at].view(np.int32), bench.blur, rounds, members))
+    return Board(
+        at, rows, middle, bench.seed, _spread(plain, x[at].view(np.int32), bench.blur, rounds, members)
+    )
 
 
 def _spread(

@@ -88,7 +88,7 @@ class Clearing(Desk):
         except SettlementError as error:
             coordinator.note(f"the run is not settled: {error}")
             recorder.state("unsettled", {"settlement": None, "why": error.code})
-            self.waits = error.code in ("not-last", "not-drawn")
+            self.waits = error.code in ("not-last", "not-drawn", "no-judges")
             return None
         self._read(manifest)
         if coordinator.opening and not self.config.judged:

@@ -439,7 +439,7 @@ class Manifest:
         """Return the directions of a round of a panel, given the columns of all judges."""
         assert self.bench is not None
         rows, count = columns[:, self.rounds.index(entry)], len(self.rounds)
-        return board_of(self.bench, self.drawn(entry), rows, entry.g, x, count, len(entry.participants))
+        return board_of(self.bench, self.drawn(entry), rows, x, count, len(entry.participants))
 
     @cached_property
     def digest(self) -> str:

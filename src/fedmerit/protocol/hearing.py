@@ -57,14 +57,14 @@ class Hearing(Clearing):
         facts = self._facts(self._seed(present, last or {}))
         if not self.archive.has("judges", 0):  # before anybody shows a column, the list is fixed
             self._judged(facts, present)
+            self._refuse_few(len(self._showings(facts)))
             names = canonical([*self._showings(facts)])
             self.archive.save("judges", 0, {"names": np.frombuffer(names, np.uint8)})
         listed = json.loads(self.archive.load("judges", 0)["names"].tobytes())
         showings = {name: one for name, one in self._showings(facts).items() if name in listed}
         columns = self._columns(facts, showings)
         judges = tuple(showing for name, showing in showings.items() if name in columns)
-        if not judges:
-            raise SettlementError("nobody judged, so there is nothing to settle", code="no-judges")
+        self._refuse_few(len(judges))
         assert facts.bench is not None
         bench = replace(facts.bench, judges=judges)
         stacked = np.stack([columns[judge.judge] for judge in judges])
@@ -81,6 +81,11 @@ class Hearing(Clearing):
         )
         self.recorder.state("opening", {"settlement": manifest.digest, "manifest": manifest.body()})
         return manifest
+
+    def _refuse_few(self, judges: int) -> None:
+        """Raise unless t members judge: the slices of all others are divided equally, whoever did nothing."""
+        if judges < (t := self.config.threshold):
+            raise SettlementError(f"{judges} members judged, {t} are needed", code="no-judges")
 
     # -------------------------------------------------------------------------------- the draw of coordinates
 

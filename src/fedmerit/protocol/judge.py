@@ -63,6 +63,7 @@ class Judge(Settler):
         manifest = self._rounds_in(ask)
         entry = manifest.entry(ask.round)
         if self.state.get(memory.JUDGED.of(entry.round)) is None:
+            self._check_round(entry)
             if (models := self._models(ask, manifest, entry)) is None:
                 return pack(False)
             self.state.put(memory.JUDGED.of(entry.round), self._gradient(ask, manifest, entry, *models))
@@ -119,6 +120,14 @@ class Judge(Settler):
                 self.state.put(places[1], x)
         return m0, x
 
+    def _check_round(self, entry: Entry) -> None:
+        """Raise if a round is not the one that this member took part in: it would judge any model."""
+        if self.name in entry.participants:
+            if (client := self.member.client(self.state, entry.round)) is None:
+                raise BindingError(f"took no part in round {entry.round}")
+            if problem := self._contradiction(entry, client):
+                raise BindingError(f"round {entry.round}: {problem}")
+
     def _words(self, manifest: Manifest) -> int:
         """Return how many integers a sum has."""
         return manifest.coordinates + (self.config.weighing == "secret")
@@ -130,14 +139,15 @@ class Judge(Settler):
         if (model := _model_of(m0, x, entry, manifest)) is None:
             raise BindingError(f"the model of round {entry.round} does not follow from its sum")
         noise = self.member.secret("noise", self.run)
-        halves = dealt(len(own.y), noise)
+        assert manifest.bench is not None
+        halves, seed = dealt(len(own.y), noise), manifest.bench.seed
         shape = self._shape()
         slopes, _, _ = slopes_of(gradients(shape, manifest.utility), m0, model, own, halves, POINTS)
         at = manifest.drawn(entry)
         factor = entry.step / entry.weight
         rows = slopes.blocks[:, at].astype(np.float64) * factor
         before = self._before(ask, manifest, entry, at)
-        units, removed = shown(rows, before, self.config.panel.noise, noise, entry.round)
+        units, removed = shown(rows, before, self.config.panel.noise, noise, seed, entry.round)
         public = x[at].view(np.int32).astype(np.float64)
         worth = manifest.coordinates / len(at)
         variance = worth**2 * len(at) * float(np.var(public * units))
@@ -162,7 +172,7 @@ class Judge(Settler):
         """Return the sums of the rounds before a round, at its coordinates."""
         place = manifest.rounds.index(entry)
         earlier = manifest.rounds[max(0, place - INNOVATION) : place]
-        if "before" in ask.arrays:
+        if self.member.rehearsal:  # there sums are beside every message; else a server would choose them
             return ask.array("before", "<i4", len(earlier) * len(at)).reshape(len(earlier), len(at))
         sums = [self.state.get(memory.SUM.of(one.round)) for one in earlier]
         rows = [x[at].view(np.int32) for x in sums if x is not None]
@@ -194,8 +204,8 @@ class Judge(Settler):
             samples=len(self._held_out().y),
             first=float(f"{rounds[0].empty:.3f}"),
             last=float(f"{rounds[-1].grand:.3f}"),
-            rest=math.fsum(one.removed for one in rounds),
-            error=math.sqrt(math.fsum(one.variance for one in rounds)),
+            rest=float(f"{math.fsum(one.removed for one in rounds):.3f}"),
+            error=float(f"{math.sqrt(math.fsum(one.variance for one in rounds)):.2g}"),
         )
         body = showing_body(self.run, manifest.digest, showing)
         answer = pack(Signed(canonical(body), self.member.sign("judged", body)))
@@ -204,8 +214,12 @@ class Judge(Settler):
         return answer
 
     def _column(self, ask: Ask) -> bytes:
-        """Show this judge's column, once it is shown the hashes of all columns, its own among them."""
+        """Show this judge's column, once it is shown the hashes of all columns, its own among them.
+
+        t members must have judged these rounds, so that each round is one that honest members know.
+        """
         showings = self._showings(ask.body.showings)
+        self.enough(showings, "what they show of these rounds")
         column, own = self.state.get(memory.COLUMN), self.state.get(memory.SHOWING)
         if column is None or own is None or self.name not in showings:
             raise RefusedError("is not among the judges")
@@ -244,6 +258,7 @@ class Judge(Settler):
         if judging is not None and judging != canonical(rounds_of(manifest).body()):
             raise BindingError("the manifest is about other rounds than were judged")
         showings = self._showings(ask.body.showings)
+        self.enough(showings, "what they show as judges")  # what the others would hand out is divided equally
         if tuple(showings.values()) != bench.judges:
             raise BindingError("the manifest names other judges, or another order of them")
         listed = self.state.get(memory.LISTED)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -547,13 +547,18 @@ class Settled:
     @cached_property
     def panel(self) -> Panel | None:
         """Who helped whom, in a run with a panel."""
+        every = [entry.round for entry in self.manifest.rounds]
+        return None if self.manifest.bench is None else self.panel_in(every)
+
+    def panel_in(self, rounds: Collection[int]) -> Panel:
+        """Return who helped whom in these rounds."""
         bench = self.manifest.bench
-        if bench is None:
-            return None
+        assert bench is not None
         lanes = self.manifest.lanes
         counted = [
             {name: signed_lanes(self.counted(entry, name), lanes) for name in entry.participants}
             for entry in self.manifest.rounds
+            if entry.round in rounds
         ]
         return panel_of(bench, self.manifest.coordinates, counted, self.panelists)
 

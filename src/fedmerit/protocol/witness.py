@@ -283,18 +283,36 @@ class Book:
         return len(missing), count
 
     def unwitnessed(
-        self, tables: Mapping[int, Tables], verdicts: Mapping[tuple[int, int | None], Any]
+        self,
+        tables: Mapping[int, Tables],
+        verdicts: Mapping[tuple[int, int | None], Any],
+        away: Collection[str] = (),
     ) -> tuple[str, ...]:
-        """Return the ends of all pairs that are not proved, in some sum."""
+        """Return the ends of all pairs that are not proved, in some sum whose pairs have witnesses.
+
+        Once t members closed the settlement without those who are ``away``, a pair whose witness is one of
+        them suffers nothing by that if an end handed over its key: else anybody could keep all others from
+        being paid.
+        """
         assert self.manifest is not None
         found: set[str] = set()
         for entry in self.manifest.rounds:
             proof = verdicts.get((entry.round, None))
-            if not (self.is_drawn and proof and not proof.silent and is_witnessed(entry, self.config)):
-                found |= {
-                    name for pair in self._unseen(entry, tables.get(entry.round, {}))[0] for name in pair
-                }
+            if not is_witnessed(entry, self.config) or (self.is_drawn and proof and not proof.silent):
+                continue
+            drawn = drawn_for(entry, self.seed, self.config)
+            for pair in self._unseen(entry, tables.get(entry.round, {}))[0]:
+                seen = self.sightings.get((entry.round, drawn[pair])) if self.is_drawn else None
+                shown = seen is not None and pair in map(frozenset, seen.keys)
+                excused = self.is_drawn and drawn[pair] in away and self._is_handed(entry.round, pair)
+                found |= set() if shown or excused else pair
         return tuple(name for name in self.manifest.members if name in found)
+
+    def _is_handed(self, round: int, pair: Iterable[str]) -> bool:
+        """Return whether an end of a pair handed over its key."""
+        low, high = pair
+        handed = ((self.handed.get((round, end)), peer) for end, peer in ((low, high), (high, low)))
+        return any(one is not None and peer in {*one.sealed, *one.open} for one, peer in handed)
 
     def _unseen(self, entry: Entry, tables: Tables) -> tuple[list[frozenset[str]], int]:
         if not is_witnessed(entry, self.config):

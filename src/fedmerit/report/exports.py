@@ -13,6 +13,7 @@ from typing import Any, Literal
 from fedmerit.config import VERSION, Config
 from fedmerit.errors import LedgerError
 from fedmerit.files.documents import (
+    MOST_ROWS,
     as_csv,
     as_json,
     document,
@@ -29,14 +30,15 @@ from fedmerit.notes import Note, day, digits_for, words
 from fedmerit.report.facts import Facts
 from fedmerit.report.payment import Proposal, paid_lines
 from fedmerit.report.source import Source, source_of
-from fedmerit.report.text import budget_text, findings, money_text, on_page, share_text
+from fedmerit.report.text import budget_text, cell_text, findings, money_text, on_page, share_text
 from fedmerit.scoring.amounts import decimals_of
+from fedmerit.scoring.panel import Panel
 from fedmerit.scoring.scores import alpha
 from fedmerit.scoring.types import Reports, Scores
 from fedmerit.storage.recorder import put_settled, score_files, scores_document
 from fedmerit.verify import verified
 
-Part = Literal["scores", "rounds", "decisions"]
+Part = Literal["scores", "rounds", "decisions", "panel"]
 Row = Sequence[Any]
 
 
@@ -98,8 +100,13 @@ class LoadedRun:
 
     @property
     def scores(self) -> Scores:
-        """The score by which members are ranked and paid, summed over rounds: PHI if settled, else ALPHA."""
+        """The score that ranks members, summed over rounds: PANEL or PHI if settled, otherwise ALPHA."""
         return self.facts.total
+
+    @property
+    def panel(self) -> Panel | None:
+        """Who helped whom, as stated; None without a panel."""
+        return None if self.facts.panel is None else self.facts.panel.whole
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -120,13 +127,14 @@ class LoadedRun:
         return tuple(found)
 
     def frame(self, of: Part = "scores") -> Any:
-        """Return a pandas frame: scores by member, scores by round and member, or decisions by member."""
+        """Return a pandas frame: scores by member, or by round and member; decisions; or who helped whom."""
         return frame_of(self.columns(of))
 
     def columns(self, of: Part = "scores") -> dict[str, list[Any]]:
         """Return what `frame` shows as lists, one per column."""
         if of == "scores":
             return scores_columns(self.scores)
+        names: tuple[str, ...]
         rows: list[tuple[Any, ...]] = []
         if of == "rounds":
             names = ("round", "client", "summed", "score", "value")
@@ -135,6 +143,11 @@ class LoadedRun:
                 values = {} if closed.scores is None else closed.scores.as_dict()
                 for name in self.clients:
                     rows.append((closed.number, name, name in closed.included, score, values.get(name)))
+        elif of == "panel":
+            names = ("client", "judge", "value")
+            if (panel := self.panel) is not None:
+                for name, row in zip(panel.clients, panel.matrix.tolist(), strict=True):
+                    rows += [(name, judge, value) for judge, value in zip(panel.clients, row, strict=True)]
         else:
             names = ("decision", "rule", "client", "share", "payout")
             for decision in self.decisions:
@@ -150,7 +163,19 @@ class LoadedRun:
     def _repr_html_(self) -> str:
         members, rounds, planned = len(self.clients), len(self.rounds), self.config.training.rounds
         text = words("notebook.run", path=str(self.folder), members=members, rounds=rounds, planned=planned)
-        return f"<p>{html.escape(text)}</p>{scores_html(self.scores)}{self._paid()}"
+        return f"<p>{html.escape(text)}</p>{scores_html(self.scores)}{self._helped()}{self._paid()}"
+
+    def _helped(self) -> str:
+        """Return who helped whom as a table, whoever gave most first; empty without a panel."""
+        if (read := self.facts.panel) is None:
+            return ""
+        whole, order = read.whole, read.order[:MOST_ROWS]
+        rows = [
+            (whole.clients[i], *(cell_text(self.facts, float(whole.matrix[i, b])) for b in order))
+            for i in order
+        ]
+        headings = (words("helped.who"), *(whole.clients[b] for b in order))
+        return html_table(headings, rows, words("helped.read", points=self.facts.unit != 1))
 
     def _paid(self) -> str:
         """Return the last decision as a table, best paid first; empty if nothing was decided."""
@@ -222,7 +247,8 @@ def payouts_workbook(found: Proposal, origin: str) -> bytes:
         Total((words("pay.budget"), None, paid.budget)),
     ]
     basis = [origin, budget_text(paid, rule), words(f"rule.{rule}", score=found.facts.total.score)]
-    basis += [words("terminal.spans")] if found.spans is not None else []
+    if found.spans is not None:
+        basis.append(words("terminal.spans" if found.facts.panel is None else "terminal.spans-panel"))
     notes = [*found.warnings, *filter(None, [found.apart]), *found.notes]
     payouts, scores = words("book.payouts"), words("book.scores")
     return workbook(

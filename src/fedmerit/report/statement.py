@@ -27,6 +27,7 @@ from fedmerit.report.source import source_as_decided
 from fedmerit.report.text import (
     INSIDE,
     about,
+    cell_text,
     markdown,
     money_text,
     noun,
@@ -186,7 +187,13 @@ def _blocks(facts: Facts, client: str) -> Iterator[Block]:
     yield "ul", tuple(_did(facts, client))
     yield "h2", words("statement.cost", settled=facts.settled)
     yield "p", " ".join(_costs(facts, client))
-    if facts.settled:
+    if facts.panel is not None:
+        yield "h2", words("helped.title")
+        yield "table", tuple(_helped(facts, client))
+        yield "p", words("statement.helped", points=facts.unit != 1)
+        yield "h2", words("statement.adds-up")
+        yield "p", " ".join(settlement_sentences(facts))
+    elif facts.settled:
         yield "h2", words("statement.adds-up")
         if lines := own_settlement(facts, client)["rounds"]:
             if len(lines) > MOST_LINES:
@@ -257,6 +264,34 @@ def own_settlement(facts: Facts, client: str) -> dict[str, Any]:
         "missing": list(account.missing),
         "countersigned": len(account.countersigned),
     }
+
+
+def own_panel(facts: Facts, client: str) -> dict[str, Any]:
+    """Return what a member did for each other member's data, and what each did for its own; never more."""
+    panel, account = facts.panel, facts.account
+    assert panel is not None
+    names, columns = panel.whole.clients, account.columns
+    row = panel.whole.matrix[names.index(client)] if client in names else ()
+    column = panel.whole.matrix[:, names.index(client)] if client in columns else ()
+    did, got = (dict(zip(names, map(float, part), strict=False)) for part in (row, column))
+    others = [name for name in names if name != client]
+    return {
+        "did": {name: did.get(name) if name in columns else None for name in others},
+        "received": {name: got.get(name) for name in others},
+        "adds_up": columns.get(client),
+        "named": list(account.liars),
+        "missing": list(account.missing),
+        "countersigned": len(account.countersigned),
+    }
+
+
+def _helped(facts: Facts, client: str) -> Iterator[Row]:
+    """Yield the heading and the lines of the table: what a member did for each other one, and each for it."""
+    own = own_panel(facts, client)
+    yield words("column.member"), words("statement.col-did"), words("statement.col-got")
+    for name, did in own["did"].items():
+        got = own["received"][name]
+        yield name, *("-" if value is None else cell_text(facts, value) for value in (did, got))
 
 
 def _equations(facts: Facts, lines: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
@@ -343,17 +378,24 @@ def _earns(facts: Facts, client: str) -> Iterator[str]:
         "measure": spoken(terms.utility),
         "gain": worth(facts, facts.total.gain, unit=True),
     }
-    if left_out := facts.source.unreported:
+    if facts.panel is not None:
+        gave = worth(facts, facts.panel.gave[client], unit=True)
+        yield words("statement.gave", gave=gave, total=values["total"])
+    elif left_out := facts.source.unreported:
         yield words("statement.score-reported", rounds=left_out, **values)
     else:
         yield words("statement.score", **values)
-    if part := divided.forfeits.get(client):
+    if facts.panel is not None and client in facts.account.unwitnessed:
+        yield words("statement.unwitnessed")
+    elif part := divided.forfeits.get(client):
         yield words("statement.forfeited", part=part)
-    if standing.total < 0 and terms.rule != "equal":
+    if standing.total < 0 and terms.rule not in ("equal", "hands"):
         yield words("statement.below")
     if client in facts.harmful:
         first, (turned, unconfirmed) = spoken(facts.utility), facts.otherwise(client)
-        if turned:
+        if facts.panel is not None:
+            yield words("statement.harmed")
+        elif turned:
             yield words("statement.worse-turned", first=first, measures=spoken_list(turned))
         elif unconfirmed:
             yield words("statement.worse-alone", first=first, measures=spoken_list(unconfirmed))
@@ -371,6 +413,9 @@ def _costs(facts: Facts, client: str) -> Iterator[str]:
     standing, cost = facts.standing.get(client), absence_cost(facts, client)
     if standing is None:
         yield words("statement.cost-never", settled=facts.settled)
+        return
+    if facts.panel is not None and (rounds := facts.rounds_of(client, *STATUSES[1:])):
+        yield words("statement.missed-panel", rounds=rounds)
         return
     if cost is None:
         yield words("statement.cost-none", settled=facts.settled)
@@ -407,7 +452,10 @@ def _sure(facts: Facts, client: str) -> Iterator[str]:
     low, high = standing.rank_interval
     score, total = noun(decision.terms.score), sure_worth(facts, standing, unit=True)
     values = {"score": score, "total": total, "low": low, "n": facts.total.n}
-    if low == high:
+    if facts.panel is not None:
+        code = "statement.rank-panel" if low == high else "statement.ranks-panel"
+        yield words(code, **values, **({} if low == high else {"high": high}))
+    elif low == high:
         yield words("statement.rank", **values)
     else:
         yield words("statement.ranks", high=high, **values)
@@ -419,7 +467,9 @@ def _sure(facts: Facts, client: str) -> Iterator[str]:
     if facts.spans is not None and any(facts.spans[client]):
         low_share, high_share = facts.spans[client]
         least, most = (_money(facts, end) for end in amounts_within(facts.spans, decision.paid)[client])
-        yield words("statement.span", low=low_share, high=high_share, low_amount=least, high_amount=most)
+        ends = {"low": low_share, "high": high_share, "low_amount": least, "high_amount": most}
+        code = "statement.span" if facts.panel is None else "statement.span-panel"
+        yield words(code, **ends)
     for more, others in zip((True, False), facts.apart_from(client), strict=True):
         if others:
             yield _who(facts, others, "statement.apart", "statement.apart-others", more=more)
@@ -457,7 +507,13 @@ def as_dict(facts: Facts, client: str) -> dict[str, Any]:
             for status in STATUSES
             if status != "unstated" or facts.settled
         },
-        **({"settlement": own_settlement(facts, client)} if facts.settled else {}),
+        **(
+            {"panel": own_panel(facts, client)}
+            if facts.panel is not None
+            else {"settlement": own_settlement(facts, client)}
+            if facts.settled
+            else {}
+        ),
         "aborted": list(facts.source.aborted),
         "unreported": list(facts.source.unreported),
         "cents": paid.cents(paid.by_client.get(client, paid.nothing)),

@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from fedmerit.identity import SERVER
 from fedmerit.ledger.account import Account
-from fedmerit.ledger.decisions import Terms
+from fedmerit.ledger.decisions import FEWEST, Terms
 from fedmerit.notes import Note, called, formatted, moment, signed, words
 from fedmerit.report.facts import Facts, Standing
 from fedmerit.report.panel import Reading
@@ -296,18 +296,23 @@ def settlement_sentences(facts: Facts) -> list[str]:
 
 
 def _judged(facts: Facts, panel: Reading) -> Iterator[str]:
-    """Yield whether columns add up; who did not judge, whose column is odd or opposed, who is unwitnessed."""
-    account, columns = facts.account, facts.account.columns
+    """Yield whether columns add up, who did not judge, and what is suspicious."""
+    columns = facts.account.columns
     adds_up = "settled.panel-holds" if all(columns.values()) else "settled.panel-partly"
     yield words(adds_up, holding=sum(columns.values()), count=len(columns))
     if silent := tuple(name for name in facts.source.clients if name not in columns):
         yield words("settled.no-judge", clients=silent)
+    yield from suspicions(facts, panel)
+
+
+def suspicions(facts: Facts, panel: Reading) -> Iterator[str]:
+    """Yield whose column is odd or opposed, and whom nobody witnessed."""
     if odd := tuple(one.name for one in panel.judges if one.odd):
         yield words("settled.odd", clients=odd, left_out=bool(panel.left_out))
     if opposed := tuple(one.name for one in panel.judges if one.opposed):
         yield words("settled.opposed", clients=opposed)
-    if account.unwitnessed:
-        yield words("settled.unwitnessed", clients=account.unwitnessed)
+    if facts.account.unwitnessed and panel.whole.n >= FEWEST:
+        yield words("settled.unwitnessed", clients=facts.account.unwitnessed)
 
 
 def signed_by(facts: Facts) -> str:

@@ -125,15 +125,16 @@ class Board:
     """The directions of all judges in one round.
 
     ``at`` are the drawn coordinates, shape (n,), in the order of the draw; ``rows`` integers of 8 bits, shape
-    (judges, n); half 1 of a judge's data is at the first ``middle`` coordinates. ``digest`` stands for all of
-    it, and for all other rounds. ``blur`` has the standard deviation of the noise of one pair, for each
-    number; it is empty if there is none.
+    (judges, n); half 1 of a judge's data is at the first ``middle`` coordinates. ``blur`` has the standard
+    deviation of the noise of one pair, for each number; it is empty if there is none. That noise is made from
+    ``seed``, the draw of the coordinates, and from nothing that a judge or the server chooses: an end of a
+    pair could else try out columns until its own noise is in its favour.
     """
 
     at: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int8]
     middle: int
-    digest: str
+    seed: str
     blur: tuple[int, ...] = field(default=(), repr=False)
 
     @property
@@ -186,5 +187,5 @@ class Board:
         """Return the noise that the first end of a pair adds and the other subtracts."""
         if not self.blur:
             return (0,) * self.lanes
-        drawn = normal(self.lanes, "blur", hashlib.sha256(b"fedmerit/blur/1" + key).digest(), self.digest)
+        drawn = normal(self.lanes, "blur", hashlib.sha256(b"fedmerit/blur/1" + key).digest(), self.seed)
         return tuple(int(word) * spread >> NORMAL for word, spread in zip(drawn, self.blur, strict=True))

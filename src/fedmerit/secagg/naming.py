@@ -295,6 +295,11 @@ def judge(
     if not isinstance(direction, Board):
         return where.judged(tables, masked_products, stated, total, witnessed or {})
     count, each = direction.lanes, []
+    whole = {name: table for name, table in tables.items() if _is_whole(table, name, attempt.pairs[name])}
+    sights = {
+        pair: value if value is not None and 0 <= value < RING**count else None
+        for pair, value in (witnessed or {}).items()
+    }
     for lane in range(count):
 
         def own(value: int, lane: int = lane) -> int:
@@ -309,10 +314,10 @@ def judge(
             selves={name: own(value) for name, value in selves.items()},
             rebuilt={pair: own(value) for pair, value in rebuilt.items()},
         )
-        seen = {pair: None if value is None else own(value) for pair, value in (witnessed or {}).items()}
+        seen = {pair: None if value is None else own(value) for pair, value in sights.items()}
         each.append(
             part.judged(
-                {name: table.lane(lane) for name, table in tables.items()},
+                {name: table.lane(lane) for name, table in whole.items()},
                 {name: own(value) for name, value in masked_products.items()},
                 {name: alone(fits.start) for name, fits in stated.items()},
                 alone(total).start,

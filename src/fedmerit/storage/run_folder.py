@@ -83,7 +83,7 @@ class Folder:
                 raise StoreError(f"{self.path}: damaged run folder: checkpoints, but no record of a run")
         else:
             if trained or recorded:
-                raise _not_empty(self.path)
+                raise not_empty(self.path)
             write(self.path / "config.toml", self._text.encode())
         (self.path / "checkpoints").mkdir(exist_ok=True)
         for folder in (self.path, self.path / "checkpoints", self.path / "keys"):
@@ -119,7 +119,7 @@ def check_usable(path: Path, *, resume: bool) -> None:
     try:
         names = {item.name for item in path.iterdir()} if path.exists() and not resume else set()
         if any(name not in _EARLY and not TEMPORARY.fullmatch(name) for name in names):
-            raise _not_empty(path)
+            raise not_empty(path)
     except OSError as error:
         raise _unusable(path, error) from error
 
@@ -241,7 +241,8 @@ def _unusable(path: Path, error: OSError) -> StoreError:
     return StoreError(f"{path}: cannot be used as a run folder: {error.strerror or error}")
 
 
-def _not_empty(path: Path) -> StoreError:
+def not_empty(path: Path) -> StoreError:
+    """Return the error for a folder that must be new."""
     return StoreError(f"{path}: not empty; use --resume to go on with the run in it, or another folder")
 
 

@@ -33,6 +33,7 @@ from fedmerit.report.text import (
     about,
     amounts_text,
     apart_text,
+    cell_text,
     dashed,
     level,
     level_change,
@@ -185,8 +186,8 @@ def render(facts: Facts) -> str:
         "ranks": charts.ranks(facts),
         "course": charts.course(facts, rows, members[0]) if members else None,
         "settling": charts.settling([("", facts)]) if facts.convergence else None,
-        "quality": charts.quality(facts),
-        "sums": charts.sums(facts),
+        "quality": None if facts.panel else charts.quality(facts),
+        "sums": None if facts.panel else charts.sums(facts),
     }
     return _page(
         "page.html",
@@ -215,7 +216,7 @@ def render(facts: Facts) -> str:
         downloads=downloads(facts),
         enough=rounds_enough(facts),
         settlement=settlement_sentences(facts) if facts.settled else [],
-        not_meant=[words(code) for code in text.NOT_MEANT],
+        not_meant=text.not_meant(facts),
         fewest=FEWEST_ROUNDS,
         worth=worth,
         paid=decision.paid if decision else None,
@@ -316,6 +317,7 @@ def _environment() -> jinja2.Environment:
         finalize=_shown,
     )
     made.filters |= {
+        "cell": of("facts", cell_text),
         "signed": of("facts", worth), "total": of("facts", sure_worth), "level": of("facts", level),
         "score": of("found", Comparison.score_text), "mean": of("found", Comparison.mean_text),
         "spread": of("found", Comparison.spread_text), "rank": lambda one: dashed(rank_text(one)),
@@ -490,8 +492,13 @@ def glance(facts: Facts) -> list[tuple[str, str, bool]]:
         found["members"] = str(n)
         if run is not None:
             found["rounds"] = words("glance.of", count=len(source.closed), n=source.planned or 0)
-    found["model"] = level_change(facts, facts.total.gain)
-    if facts.settled:
+    if facts.panel is not None:
+        columns = facts.account.columns
+        found["columns"] = words("glance.of", count=sum(columns.values()), n=len(columns))
+        failed |= {"columns"} if not all(columns.values()) else set()
+    else:
+        found["model"] = level_change(facts, facts.total.gain)
+    if facts.settled and facts.panel is None:
         account = facts.account
         found["equations"] = words("glance.of", count=account.holding, n=len(account.rounds))
         failed |= {"equations"} if account.holding < len(account.rounds) else set()

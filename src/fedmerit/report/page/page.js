@@ -7,7 +7,7 @@ const result = document.getElementById("payouts");
 const notes = document.getElementById("notes");
 const trial = document.getElementById("trial");
 const back = document.getElementById("back");
-const decided = { table: result.innerHTML, budget: field.value, rule: choice.value, about: document.getElementById("about").textContent };
+const decided = { table: result.innerHTML, budget: field?.value, rule: choice?.value, about: document.getElementById("about")?.textContent };
 
 function line(x1, x2, y1, y2) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", "line");
@@ -156,11 +156,13 @@ document.addEventListener("click", (event) => {
   button.setAttribute("aria-expanded", String(open));
   button.closest("tbody").classList.toggle("unfolded", open);
 });
-field.addEventListener("input", attempt);
-choice.addEventListener("change", attempt);
-if (data.decided) {
-  back.addEventListener("click", restore);
-  window.addEventListener("beforeprint", () => back.hidden || restore());
-} else {
-  pay();
+if (field) { // a panel has no other rule to try
+  field.addEventListener("input", attempt);
+  choice.addEventListener("change", attempt);
+  if (data.decided) {
+    back.addEventListener("click", restore);
+    window.addEventListener("beforeprint", () => back.hidden || restore());
+  } else {
+    pay();
+  }
 }

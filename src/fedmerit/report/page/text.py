@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import string
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
@@ -16,9 +17,11 @@ from fedmerit.ledger.rounds import in_words
 from fedmerit.notes import called, capital, code_of, digits_for, formatted, quoted, sentence, signed, words
 from fedmerit.report.facts import Facts, RoundFacts, Standing
 from fedmerit.report.page import charts
+from fedmerit.report.panel import JudgeFacts
 from fedmerit.report.text import (
     about,
     apart_text,
+    cell_text,
     level,
     level_change,
     lies,
@@ -29,6 +32,7 @@ from fedmerit.report.text import (
     signed_by,
     spoken,
     sure_worth,
+    suspicions,
     unit_values,
     worth,
 )
@@ -83,7 +87,7 @@ def _finding(facts: Facts) -> str:
     n = facts.total.n - len(left_out)
     helpful = [one.client for one in facts.standings if one.surely > 0 and one.client not in left_out]
     if not helpful:
-        return words("headline.none-surely")
+        return words("headline.none-surely" if facts.panel is None else "headline.none-helped")
     if len(leaders) == 1:
         return words("headline.most", client=leaders[0])
     if not set(leaders) <= set(helpful):  # not all of these surely improved the model
@@ -113,7 +117,7 @@ def _without_errors(facts: Facts) -> str:
     first = tuple(standing.client for standing in facts.standings if standing.rank == 1)
     leaders, left_out = _leading(facts, first)
     if facts.standings[0].total <= 0:
-        return words("headline.none-improved")
+        return words("headline.none-improved" if facts.panel is None else "headline.none-helped")
     if len(leaders) == 1:
         return words("headline.most", client=leaders[0])
     counted = _some(len(leaders), facts, left_out)
@@ -193,6 +197,8 @@ def opening(facts: Facts) -> list[str]:
         return lede(facts)
     rule = words(f"rule-in-short.{facts.terms.rule}", score=noun(facts.terms.score))
     sentences = [decision(facts)[0], rule, *unscored_rounds(facts)]
+    if facts.panel is not None:
+        sentences.append(words("helped.no-test-set"))
     if facts.spans is None:
         sentences.append(words("money.unsure"))
     elif apart := facts.decided_apart:
@@ -205,7 +211,11 @@ def opening(facts: Facts) -> list[str]:
 
 def lede(facts: Facts) -> list[str]:
     """Return the finding in a few sentences with numbers."""
-    sentences = [_change(facts), *unscored_rounds(facts)]
+    if facts.panel is None:
+        sentences = [_change(facts), *unscored_rounds(facts)]
+    else:
+        rounds, judges = facts.total.rounds, len(facts.account.columns)
+        sentences = [words("helped.question", rounds=rounds, judges=judges), *unscored_rounds(facts)]
     if not facts.withheld:
         sentences += _places(facts)
     sentences += _silent(facts)
@@ -292,6 +302,8 @@ def how_sure(facts: Facts) -> str:
     """Return what the plus-minus covers and what it does not."""
     if facts.total.stderr is None:
         return words("sure.unknown")
+    if facts.panel is not None:
+        return words("helped.sure")
     return words("sure.covers" if facts.total.covariance is not None else "sure.covers-bound")
 
 
@@ -328,6 +340,8 @@ def measure(facts: Facts) -> str:
     """Return what the measure means, if that is known."""
     utility = str(facts.utility)
     means = called("measure-means", utility)
+    if facts.panel is not None:
+        return words("helped.measure", measure=spoken(utility))
     if means == utility or not defined(facts):
         return ""
     return words("page.measure", measure=capital(spoken(utility)), means=means)
@@ -351,6 +365,9 @@ def away(facts: Facts) -> list[str]:
     sentences = []
     for absence in facts.absences:
         missed = {"client": absence.client, "rounds": tuple(absence.rounds), "settled": facts.settled}
+        if facts.panel is not None:
+            sentences.append(words("helped.missed", client=absence.client, rounds=tuple(absence.rounds)))
+            continue
         if absence.at_own_mean is None:
             sentences.append(words("course.missed-all", **missed, no_score=words("said.no-score")))
             continue
@@ -386,6 +403,8 @@ def decision(facts: Facts) -> list[str]:
     if score != "ALPHA":
         score = words("pay.score-means", score=score, means=words(f"score-means.{score}"))
     zero = terms.missing == "zero"
+    if facts.panel is not None:
+        return [*sentences, about(terms)]
     sentences.append(words("pay.by", measure=spoken(terms.utility), score=score, zero=zero))
     if facts.other_basis:
         basis = words("pay.basis", score=noun(terms.score), measure=spoken(terms.utility))
@@ -410,6 +429,8 @@ def reasons(facts: Facts) -> dict[str, str]:
 
 def _named(facts: Facts, client: str, reason: str) -> str:
     """Return a member's reason; if the settlement named the member, also for what."""
+    if facts.panel is not None and client in facts.account.unwitnessed:
+        return words("reason.unwitnessed", reason=reason)
     named = facts.account.named.values() if facts.settled else ()
     lies_told = dict.fromkeys(of_round[client] for of_round in named if client in of_round)
     for how in lies_told:
@@ -420,6 +441,11 @@ def _named(facts: Facts, client: str, reason: str) -> str:
 
 
 def _reason(facts: Facts, standing: Standing) -> str:
+    if facts.panel is not None:
+        if standing.client in facts.panel.helped_nobody:
+            return words("reason.helped-nobody")
+        gave = worth(facts, facts.panel.gave[standing.client], unit=True)
+        return words("reason.gave", gave=gave)
     added, plus = (worth(facts, standing.total, unit=True, sign=sign) for sign in ("+", ""))
     if facts.unit == 1 and facts.utility:
         measure = spoken(facts.utility)
@@ -455,6 +481,8 @@ def noise_share(facts: Facts) -> str:
 
 def adds_up(facts: Facts) -> str:
     """Return sentences that compare the sum of the contributions with the gain."""
+    if facts.panel is not None:
+        return words("helped.trust", part=1 / facts.panel.whole.n)
     total, explained = facts.total, float(facts.total.raw.sum())
     amounts = {"explained": worth(facts, explained, unit=True), "gain": worth(facts, total.gain, unit=True)}
     strays = []
@@ -554,7 +582,8 @@ def settlement_alarms(facts: Facts) -> list[str]:
     if not facts.settled:
         return []
     still = facts.account.provisional()
-    return [*lies(facts.account), *([sentence(on_page(still))] if still else [])]
+    judged = [] if facts.panel is None else [*suspicions(facts, facts.panel)]
+    return [*lies(facts.account), *judged, *([sentence(on_page(still))] if still else [])]
 
 
 MOST_LINES = 4000
@@ -595,6 +624,80 @@ def stated(facts: Facts, line: SettledRound, names: Sequence[str]) -> list[tuple
 
 NOT_MEANT = ("lacks.pool-owner", "lacks.together", "lacks.larger")
 """What an equation that holds does not mean."""
+NOT_JUDGED = ("lacks.friends", "lacks.larger", "lacks.members")
+"""What a column that adds up does not mean."""
+
+
+def not_meant(facts: Facts) -> list[str]:
+    """Return what it does not mean that all adds up."""
+    return [words(code) for code in (NOT_MEANT if facts.panel is None else NOT_JUDGED)]
+
+
+# ------------------------------------------------------------------------------------- who helped whom
+
+MOST_NUMBERS = 12
+"""The most members whose picture has a number in every cell."""
+LEVELS = 10
+"""How many shades of help, and of harm, the picture has."""
+
+
+def has_numbers(facts: Facts) -> bool:
+    return facts.panel is not None and facts.panel.whole.n <= MOST_NUMBERS
+
+
+def has_long_names(facts: Facts) -> bool:
+    """Return whether the names of judges stand upright."""
+    names = charts.labels(facts.panel.whole.clients) if facts.panel is not None else {}
+    return len(names) > 6 or max(map(len, names.values())) > 9
+
+
+def helpless(facts: Facts) -> str:
+    """Return who did nothing good for any other member, or that nobody is like that."""
+    nobody = facts.panel.helped_nobody if facts.panel is not None else ()
+    return f"{words('helped.nobody', clients=nobody)}." if nobody else words("helped.all")
+
+
+def _shown_judges(facts: Facts) -> list[int]:
+    panel = facts.panel
+    assert panel is not None
+    return [b for b in panel.order if panel.whole.clients[b] in facts.account.columns]
+
+
+def judges_shown(facts: Facts) -> list[tuple[str, bool]]:
+    """Return the judges, whoever gave most first, and whether their columns count in no ranking."""
+    panel = facts.panel
+    assert panel is not None
+    short = charts.labels(panel.whole.clients)
+    names = [panel.whole.clients[b] for b in _shown_judges(facts)]
+    return [(short[name], name in panel.left_out) for name in names]
+
+
+def who_helped_whom(facts: Facts) -> Iterator[tuple[str, bool, list[tuple[str, str, str]]]]:
+    """Yield the rows of the picture: name, whether it helped nobody, and class, number and hint of cells."""
+    panel = facts.panel
+    assert panel is not None
+    names, matrix = panel.whole.clients, panel.whole.matrix
+    short, shown, judges = charts.labels(names), panel.order, _shown_judges(facts)
+    counted = [b for b in judges if names[b] not in panel.left_out]
+    largest = max((abs(float(matrix[i, b])) for i in shown for b in counted if i != b), default=0.0) or 1.0
+    for i in shown:
+        cells = []
+        for b in judges:
+            value = float(matrix[i, b])
+            shade = min(LEVELS, math.ceil(LEVELS * abs(value) / largest))
+            kind = "own" if i == b else "" if not shade else f"{'p' if value > 0 else 'n'}{shade}"
+            told = cell_text(facts, value)
+            hint = words("helped.cell", client=names[i], judge=names[b], value=told)
+            cells.append((kind, told, "" if has_numbers(facts) else hint))
+        yield short[names[i]], names[i] in panel.helped_nobody, cells
+
+
+def judge_remark(one: JudgeFacts) -> str:
+    """Return what is odd about a judge."""
+    odd = [] if one.holds else [words("helped.does-not-add-up")]
+    odd += [words("helped.is-odd")] if one.odd else []
+    odd += [words("helped.is-opposed")] if one.opposed else []
+    return words("list.clause").join(odd) or words("helped.adds-up")
 
 
 # -------------------------------------------------------------------------------------- what is guaranteed
@@ -606,11 +709,11 @@ def guaranteed(facts: Facts) -> list[str]:
     if run is not None and run.config.secure_aggregation.enabled and not run.config.analysis:
         found.append(words("holds.masked"))
     if facts.settled and all(line.holds for line in facts.account.rounds):
-        found.append(words("holds.settled"))
+        found.append(words("holds.settled" if facts.panel is None else "holds.panel"))
     found += [words("holds.raw"), words("holds.cents")]
     if run is not None:
         found.append(words("holds.recomputed", settled=facts.settled))
-        found += [words("holds.chained"), words("holds.pool")]
+        found += [words("holds.chained"), words("holds.pool" if facts.panel is None else "holds.held-out")]
     return found
 
 
@@ -634,7 +737,7 @@ def not_guaranteed(facts: Facts) -> list[str]:
             found.append(words("lacks.plain"))
         found.append(words("lacks.withheld"))
     if facts.settled:
-        found += map(words, NOT_MEANT)
+        found += not_meant(facts)
     else:
         if facts.one_slice and len(source.rounds) > 1:
             found.append(words("lacks.one-slice"))
@@ -652,7 +755,7 @@ def server_saw(facts: Facts) -> tuple[list[str], list[str]] | None:
         return None
     saw = [words("saw.sum"), *([words("saw.utilities")] if facts.source.rounds else [])]
     if facts.settled:
-        saw.append(words("saw.stated"))
+        saw.append(words("saw.stated" if facts.panel is None else "saw.panel"))
     if any(report.cosine is not None for one in facts.source.closed for report in one.reports.values()):
         saw.append(words("saw.cosine"))
     saw.append(words("saw.who"))
@@ -660,7 +763,8 @@ def server_saw(facts: Facts) -> tuple[list[str], list[str]] | None:
         saw.append(words("saw.solo"))
     if not run.config.secure_aggregation.enabled or run.config.analysis:
         return [words("saw.updates"), *saw], [words("saw.not-data")]
-    return saw, [words("saw.not-updates"), words("saw.not-data"), words("saw.not-samples")]
+    not_seen = [words("saw.not-updates"), words("saw.not-data")]
+    return saw, [*not_seen, *([words("saw.not-samples")] if facts.panel is None else [])]
 
 
 def costs(facts: Facts) -> list[tuple[str, str]]:
@@ -689,7 +793,10 @@ def provenance(facts: Facts) -> list[tuple[str, str, bool]]:
         return []
     pool, size, classes = run.pool, run.pool["size"], run.pool["classes"]
     settled, slices = int(pool.get("settled", 0)), int(pool["slices"])
-    if settled == size:
+    if facts.panel is not None:
+        counts = [one.samples for one in facts.panel.judges]
+        samples = words("origin.judges", least=min(counts), most=max(counts), judges=len(counts))
+    elif settled == size:
         samples = words("origin.all-settled", size=size, classes=classes)
     elif settled:
         samples = words("origin.settled", size=size, classes=classes, settled=settled)
@@ -702,7 +809,7 @@ def provenance(facts: Facts) -> list[tuple[str, str, bool]]:
     return [
         ("fedmerit", version, False),
         (words("origin.pool"), samples, False),
-        (words("origin.root"), str(pool["root"]), True),
+        *([] if facts.panel else [(words("origin.root"), str(pool["root"]), True)]),
         (words("origin.settings"), run.first.terms["config_hash"], True),
         (words("origin.ledger"), words("origin.records", records=len(run.records)), False),
         (words("origin.head"), run.head, True),
