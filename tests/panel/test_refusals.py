@@ -303,7 +303,6 @@ def test_nobody_else_can_say_what_a_judge_shows(tmp_path):
 def test_with_an_epsilon_that_drowns_the_scores_nobody_judges(tmp_path):
     federation = judging(tmp_path, 5, 1, panel={"epsilon": 0.1}).run()
     assert federation.coordinator.settled is None
-    assert federation.records[-1].kind in ("end", "seen")
     (why,) = {record.body["why"] for record in federation.records if record.kind == "unsettled"}
     assert why == "no-judges"
 

@@ -16,18 +16,16 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     if not config["out"]:
         raise SystemExit("--run-config needs out: the folder to write ledger and scores to")
-    # With a test set, members are scored by a settlement, and see it after the last round. Without one, each
-    # of them judges the others on data of its own.
-    measured = {"test": test_data(), "value": value, "gradient": gradient}
-    panel = {}
-    if config["panel"]:
-        measured, panel = {}, {"panel": {"least": 50}}
     strategy = fedmerit.flower.Contributions(
         FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3),
         roster=config["roster"] or fedmerit.flower.rehearsal(config["fedmerit-rehearsal"], HOSPITALS),
         server_key=config["server-key"] or None,  # unless given: server.pem beside the roster
-        config={"scoring": {"utilities": ["expected-accuracy"]}, **panel},
-        **measured,
+        # with a test set, members are scored by a settlement, and see it after the last round; without one,
+        # each of them judges the others on data of its own
+        test=None if config["panel"] else test_data(),
+        value=value,
+        gradient=gradient,
+        config={"scoring": {"utilities": ["expected-accuracy"]}, "panel": {"least": 50}},
         folder=config["out"],
         patience=config["patience"],
         join=config["join"],
