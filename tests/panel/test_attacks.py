@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from attacked import judging
+from fedmerit.errors import RefusedError
 from fedmerit.identity import canonical, content, exact
 from fedmerit.ledger.chain import Ledger
 from fedmerit.ledger.run import replay
 from fedmerit.protocol import memory
 from fedmerit.protocol.messages import Signed, pack
 from fedmerit.protocol.settlement import tables_hash
+from fedmerit.protocol.terms import cautious
 from linear_federation import LIAR
 from wire import unpack
 
@@ -147,6 +149,26 @@ def test_no_round_pays_where_masks_prove_nothing(tmp_path):
     assert account.paying == ()
 
 
+def test_who_was_away_from_a_sum_and_from_the_judging_still_states(tmp_path):
+    """It lacks the sum of a round, of which the message to members who are back has it."""
+    federation = judging(tmp_path)
+    away = ("report", "judge", "judged", "column", "open", "agree", "agreed", "state")
+    federation.reaches = lambda name, ask: name != LIAR or ask.exchange not in away
+
+    def back(names):
+        if not federation.coordinator.recorder.recorded("settled"):
+            return []
+        assert federation.member(LIAR).state(federation.run_id).get(memory.SUM.of(2)) is None
+        federation.reaches = lambda name, ask: True
+        return names
+
+    with federation.trained():
+        federation.coordinator.awaited = back
+        federation.finish()
+        found = federation.coordinator.settled
+        assert (found.missing, found.final, found.witnessed) == ((), True, True)
+
+
 # ---------------------------------------------------------------------------------------------------- money
 
 
@@ -201,6 +223,21 @@ def test_fewer_than_t_judges_settle_nothing(tmp_path):
 
 
 # -------------------------------------------------------------------------------------------------- privacy
+
+
+@pytest.mark.parametrize(
+    "weak",
+    [
+        {"panel": {"least": 1}},
+        {"panel": {"noise": 0.0}},
+        {"panel": {"blur": 0.0}},
+        {"sections": {"settlement": {"naming": False}}},
+    ],
+)
+def test_a_careful_member_joins_no_panel_that_shows_more_than_usual(tmp_path, weak):
+    cautious(judging(tmp_path / "usual").config)
+    with pytest.raises(RefusedError):
+        cautious(judging(tmp_path / "weak", **weak).config)
 
 
 def test_a_column_is_shown_only_to_a_list_of_t_judges(tmp_path):

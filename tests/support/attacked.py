@@ -24,6 +24,7 @@ def judging(home, members=5, rounds=2, *, panel=None, sections=None, **given):
         "panel": {"least": 20, **(panel or {})},
         **(sections or {}),
     }
+    given.setdefault("accept", lambda config: None)  # also settings that show too much
     return Federation(home, members, rounds, settings=settings, **given)
 
 

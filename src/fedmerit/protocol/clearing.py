@@ -100,7 +100,7 @@ class Clearing(Desk):
         while len(self.agreed) < self.config.threshold:
             if not (back := self._back(name for name in manifest.members if name not in self.agreed)):
                 break
-            opened += self._directions(manifest, back, last)
+            opened += self._directions(manifest, back, last, whole=True)
         if not self._enough(manifest):
             return None
         self._statements(manifest, opened)
@@ -108,7 +108,7 @@ class Clearing(Desk):
             self._keep_messages(manifest, last)  # a server that dies while it waits leaves a settlement
             recorder.state("settled", so_far.body())
         while back := self._back(self.settled(manifest).missing):
-            self._statements(manifest, self._directions(manifest, back, last))
+            self._statements(manifest, self._directions(manifest, back, last, whole=True))
             opened += [name for name in back if name not in opened]
         settled = self._named(self.settled(manifest))
         if self._back(settled.unproved):
@@ -117,12 +117,17 @@ class Clearing(Desk):
             self._keep_messages(manifest, last)
         return self._closed(settled, opened)
 
-    def _directions(self, manifest: Manifest, members: Sequence[str], last: Mapping[str, bytes]) -> list[str]:
-        """Show members the pool and all directions, and collect what they sign; return who accepts them."""
+    def _directions(
+        self, manifest: Manifest, members: Sequence[str], last: Mapping[str, bytes], *, whole: bool = False
+    ) -> list[str]:
+        """Show members the pool and all directions, and collect what they sign; return who accepts them.
+
+        ``whole`` shows all that a member may lack who was away.
+        """
         opened = self._open(manifest, members, last)
         for summed, entry in zip(self.rounds(), manifest.rounds, strict=True):
             if names := [name for name in opened if name in entry.participants]:
-                asks = dict.fromkeys(names, self._direction_ask(summed, entry))
+                asks = dict.fromkeys(names, self._direction_ask(summed, entry, whole=whole))
                 for name, right in self._exchange(asks, bool, "agree"):
                     if not right:
                         self.coordinator.note(f"{name} disagrees with the direction of round {entry.round}")
@@ -242,7 +247,7 @@ class Clearing(Desk):
         asks = dict.fromkeys(present, self._opening_ask(manifest, last))
         return [name for name, digest in self._exchange(asks, str, "open") if digest == manifest.digest]
 
-    def _direction_ask(self, summed: Summed, entry: Entry) -> Parcel:
+    def _direction_ask(self, summed: Summed, entry: Entry, *, whole: bool = False) -> Parcel:
         """Return the message that shows the direction of a round."""
         arrays = {"g": self.direction(entry), "m0": summed.m0, "sum": summed.words}
         return self.coordinator.ask("agree", entry.round, AskBody(), arrays)
@@ -532,7 +537,7 @@ class Clearing(Desk):
         ask, number = self.coordinator.ask, len(self.recorder.rounds)
         self.keep("open", number, self._opening_ask(manifest, last))
         for summed, entry in zip(self.rounds(), manifest.rounds, strict=True):
-            self.keep("agree", summed.round, self._direction_ask(summed, entry))
+            self.keep("agree", summed.round, self._direction_ask(summed, entry, whole=True))
         self.keep("agreed", number, ask("agreed", number, AskBody()))
         self.keep("state", number, ask("state", number, StateAsk(self.agreed)))
 

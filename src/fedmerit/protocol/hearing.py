@@ -307,9 +307,9 @@ class Hearing(Clearing):
         columns = self.archive.load("columns", 0)["columns"].reshape(-1)
         return self.coordinator.ask("open", len(self.recorder.rounds), body, {"columns": columns})
 
-    def _direction_ask(self, summed: Summed, entry: Entry) -> Parcel:
-        """Return the message that asks about a round; in a rehearsal members keep no sum."""
-        arrays = {"sum": summed.words} if self.coordinator.rehearsal else {}
+    def _direction_ask(self, summed: Summed, entry: Entry, *, whole: bool = False) -> Parcel:
+        """Return the message that asks about a round; who was away, or is in a rehearsal, kept no sum."""
+        arrays = {"sum": summed.words} if whole or self.coordinator.rehearsal else {}
         return self.coordinator.ask("agree", entry.round, AskBody(), arrays)
 
     def lines(self, manifest: Manifest, entry: Entry) -> Board:

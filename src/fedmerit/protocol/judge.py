@@ -285,6 +285,9 @@ class Judge(Settler):
         columns, x = self.state.get(memory.COLUMNS), self.state.get(memory.SUM.of(entry.round))
         if x is None and "sum" in ask.arrays:
             x = ask.array("sum", "<u4", self._words(manifest), entry.x)
+            if not self.member.rehearsal:  # a witness needs it too
+                self.state.room(x.nbytes)
+                self.state.put(memory.SUM.of(entry.round), x)
         if columns is None or x is None:
             raise BindingError("lacks the columns of the judges, or the sum of this round")
         board = manifest.board(entry, columns, x)

@@ -20,6 +20,7 @@ import numpy as np
 from fedmerit.config import VERSION, Config, check_schedule, recorded, recorded_hash
 from fedmerit.errors import BindingError, ConfigError, MessageError, RefusedError, VersionError
 from fedmerit.identity import PREFIX, Member, Roster, canonical
+from fedmerit.protocol.bench import LEAST_REHEARSED
 from fedmerit.protocol.messages import PACKAGE, PROTOCOL
 from fedmerit.protocol.outcome import Round, scored
 from fedmerit.scoring.accumulate import accumulate
@@ -27,7 +28,7 @@ from fedmerit.scoring.ground_truth import normalise
 from fedmerit.scoring.types import Vector
 from fedmerit.secagg.quantise import Encoding
 from fedmerit.secagg.setting import LEAST_IN_SUM, Setting, Task, default_threshold
-from fedmerit.settings import SecureAggregation, Training
+from fedmerit.settings import PanelSettings, SecureAggregation, Training
 
 # ------------------------------------------------------------------------------------------------- weights
 
@@ -320,8 +321,24 @@ def cautious(config: Config, fraction: float = 1.0) -> None:
         weak = f"a server that chooses {asked:g} of the members each round, expected at least {fraction:g}"
     elif secure.bound > LARGEST_BOUND:
         weak = f"a bound of {secure.bound:g}, expected at most {LARGEST_BOUND:g}"
+    elif config.judged:
+        weak = _weak_panel(config)
     if weak:
         raise RefusedError(f"asked for {weak}", stage="join")
+
+
+def _weak_panel(config: Config) -> str:
+    """Return which setting of a panel shows more of a judge's samples, or of an update, than the defaults."""
+    panel, usual = config.panel, PanelSettings()
+    if not config.settlement.naming:
+        return "a panel without naming, in which neither masks nor witnesses prove what is paid"
+    if 0 < panel.least < LEAST_REHEARSED:
+        return f"judges with {panel.least} held-out samples, expected at least {LEAST_REHEARSED}"
+    if panel.noise < usual.noise and not panel.epsilon:
+        return f"a noise of {panel.noise:g} on what judges show, expected at least {usual.noise:g}"
+    if panel.blur < usual.blur:
+        return f"a noise of {panel.blur:g} on what judges learn, expected at least {usual.blur:g}"
+    return ""
 
 
 def everybody(
