@@ -31,6 +31,7 @@ EXAMPLE = ROOT / "examples" / "flower-hospitals"
 sys.path[:0] = [str(EXAMPLE), str(ROOT / "tools")]
 from hospitals.task import HOSPITALS  # noqa: E402
 
+from fedmerit.carriers.folders import kinds_in  # noqa: E402
 from fedmerit.identity import Member, Roster, new_key, write_roster  # noqa: E402
 from fedmerit.ledger.chain import LEDGER  # noqa: E402
 from loopback import Loopback  # noqa: E402
@@ -92,7 +93,7 @@ def measured(federation: Loopback, app: Path, config: dict[str, Any]) -> dict[st
     run, ledger = federation.submit(app, config), Path(config["out"], LEDGER)
     while not run.over:
         time.sleep(0.5)
-        if not rounds and ledger.is_file() and '"opening"' in ledger.read_text():
+        if not rounds and ledger.is_file() and "opening" in kinds_in(ledger)[0]:
             rounds = {"rounds_seconds": time.monotonic() - began, "rounds_cpu_seconds": cpu() - before}
     run.wait()
     whole = {"seconds": time.monotonic() - began, "cpu_seconds": cpu() - before}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as PIECE
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from fedmerit.errors import ConfigError, MessageError, ProtocolError, RefusedErr
 from fedmerit.flower.codec import BYTES, config_digest, digest, put, take
 from fedmerit.protocol.member import REFUSED
 from fedmerit.protocol.messages import Parcel
-from lies import LIAR, at, checked, exchange_of
+from lies import LIAR, at, checked, exchange_of, telling
 from refusals import refused
 
 
@@ -66,6 +67,29 @@ def test_a_steady_settled_round_takes_three_exchanges_and_the_model_travels_once
             arrays = [array for record in message.content.array_records.values() for array in record.values()]
             assert 4 * size < sum(len(array.data) for array in arrays) < 4 * size + 6000
             assert ("sum" in ask.arrays) == (ask.round > 1)
+
+
+def test_who_is_told_a_false_sum_beside_the_next_training_is_not_in_the_next_sum(home):
+    """It makes another model of it, signs for that one, and trains that one."""
+
+    def change(body):
+        if "sum" in body:
+            body["sum"] = body["sum"] + np.uint32(2**31)
+
+    grid = grid_of(home)
+    grid.before = telling(home, "train", 2, change)
+    strategy, rounds = run(home, grid, rounds=2, method="settled", join=0.5)
+    assert [LIAR in one.included for one in rounds] == [True, False]
+    assert [LIAR in one.reports for one in rounds] == [False, False]
+    assert any("round 1: refused: " in note and "computed on a different" in note for note in strategy.notes)
+
+
+def test_a_message_of_any_size_travels_in_pieces_that_flower_carries():
+    """Our bytes are arrays for this reason: Flower cuts each into pieces, and only those have a limit."""
+    parcel = Parcel(bytes(2 * PIECE + 1), {"sum": np.zeros(PIECE, np.uint32)})
+    arrays = put(parcel)[BYTES].values()
+    pieces = [[len(piece.data) for _, piece in array.slice_array()] for array in arrays]
+    assert pieces == [[PIECE, PIECE, 1], [PIECE] * 4]
 
 
 def test_an_evaluation_tells_listed_metrics_and_no_sample_count(home):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -153,10 +154,11 @@ def test_who_was_away_from_a_sum_and_from_the_judging_still_states(tmp_path):
     """It lacks the sum of a round, of which the message to members who are back has it."""
     federation = judging(tmp_path)
     away = ("report", "judge", "judged", "column", "open", "agree", "agreed", "state")
+    asked = SimpleNamespace(exchange="state")
     federation.reaches = lambda name, ask: name != LIAR or ask.exchange not in away
 
     def back(names):
-        if not federation.coordinator.recorder.recorded("settled"):
+        if not federation.coordinator.recorder.recorded("settled") or federation.reaches(LIAR, asked):
             return []
         assert federation.member(LIAR).state(federation.run_id).get(memory.SUM.of(2)) is None
         federation.reaches = lambda name, ask: True
