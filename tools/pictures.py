@@ -1,4 +1,4 @@
-"""Take the pictures in docs/images: the demo's panel, a page after a decision, three trainings of the same members.
+"""Take the pictures in docs/images: the demo's panel, a page after a decision, three trainings compared.
 
 Run it after a change of the page: ``python tools/pictures.py``. It needs chromium and playwright.
 """
