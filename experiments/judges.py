@@ -131,7 +131,7 @@ def closeness(run: Mapping[str, Any]) -> dict[str, list[float]]:
 def close(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """The same of all runs, one mean a seed."""
     each = [closeness(run) for run in runs]
-    return {name: [mean(one[name]) for one in each] for name in each[0]}
+    return {name: [mean(one[name]) for one in each] for name in each[0] if all(one[name] for one in each)}
 
 
 def spread(values: Sequence[float], form: str = ".2f") -> str:

@@ -84,6 +84,7 @@ class Cell:
     mu: float
     seed: int
     toy: bool = False
+    retrainings: int = RETRAININGS
     file: str = ""  # of the dataset; empty for the one that comes with fedmerit
 
 
@@ -299,7 +300,7 @@ def fidelity(cell: Cell) -> dict[str, Any]:
         for b in range(cell.members):
             truth[:, b] += shapley(Table(table[:, b], home.names)).values
     lost = []
-    for again in range(1 if cell.toy else RETRAININGS):
+    for again in range(min(cell.retrainings, 1) if cell.toy else cell.retrainings):
         other = home_of(cell, again)
         whole = home.values(trained(other)[0][-1])
         gone = [whole - home.values(trained(other, without=name)[0][-1]) for name in home.names]
@@ -530,6 +531,7 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=6)
     parser.add_argument("--mu", type=float, nargs="+", default=[0.5, 5.0])
     parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=list(QUESTIONS))
+    parser.add_argument("--retrainings", type=int, default=RETRAININGS, help="of fidelity; the dearest part")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--toy", action="store_true", help="two rounds, to see that everything runs")
     options = parser.parse_args()
@@ -544,9 +546,8 @@ def main() -> None:
         cells = []
         for seed in range(first, last):
             made = _file(options.dataset, options.data, seed, Path(scratch))
-            cells += [
-                Cell(options.dataset, options.members, mu, seed, options.toy, made) for mu in options.mu
-            ]
+            given = seed, options.toy, options.retrainings, made
+            cells += [Cell(options.dataset, options.members, mu, *given) for mu in options.mu]
         jobs = [
             (what, cell)
             for what, cell in itertools.product(options.only, cells)
