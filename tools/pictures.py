@@ -1,4 +1,4 @@
-"""Take the pictures of pages in docs/images: the demo after a decision, and three trainings of its members.
+"""Take the pictures in docs/images: the demo's panel, a page after a decision, three trainings compared.
 
 Run it after a change of the page: ``python tools/pictures.py``. It needs chromium and playwright.
 """
@@ -50,6 +50,7 @@ def pages(folder: Path) -> dict[str, Path]:
     (folder / "demo.toml").write_text(as_toml(DEMO), encoding="utf-8")
     fedmerit("run", "demo.toml", "--repeat", "3", "--out", "runs/again", folder=folder)
     return {
+        "panel": folder / "runs" / "demo-panel" / "page-demo-panel.html",
         "page": folder / "runs" / "demo" / "page-demo.html",
         "comparison": folder / "runs" / "again" / "comparison.html",
     }
@@ -77,7 +78,7 @@ def main() -> None:
     """Take all pictures."""
     with tempfile.TemporaryDirectory() as folder:
         made = pages(Path(folder))
-        for name, height, scale in (("page", 1300, 1.5), ("comparison", 2200, 1.0)):
+        for name, height, scale in (("panel", 1400, 1.25), ("page", 1300, 1.5), ("comparison", 2200, 1.0)):
             (IMAGES / f"{name}.png").write_bytes(picture(made[name], height, scale))
             sys.stdout.write(f"wrote {IMAGES / name}.png\n")
 

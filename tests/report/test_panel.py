@@ -12,6 +12,9 @@ from fedmerit.report.facts import Facts
 from fedmerit.report.page.html import page
 from fedmerit.report.panel import Reading
 from fedmerit.report.source import read_source
+from fedmerit.report.text import settlement_sentences
+
+from .conftest import NAMES, panel
 
 
 def facts(folder):
@@ -209,3 +212,23 @@ def test_workbooks_of_a_panel(fedmerit, panel_folder, tmp_path):
     )
     for name in ("s.xlsx", "p.xlsx"):
         assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_who_is_in_no_panel_is_not_told_off_for_its_judging(tmp_path):
+    """Of six, one is away in the only round that counts: the panel is that of the other five."""
+    sizes = "partition.sizes=[100, 110, 120, 130, 140, 90]"
+    names = f"partition.names={[*NAMES, 'Fern']}"
+    folder = panel(
+        tmp_path / "six",
+        "partition.clients=6",
+        sizes,
+        names,
+        "participation.away={Fern = [1]}",
+        "training.rounds=1",
+    )
+    found = facts(folder)
+    assert found.panel.whole.clients == tuple(NAMES)
+    assert found.unscored == ("Fern",)
+    told = " ".join(settlement_sentences(found))
+    assert "5 of 5 columns add up" in told
+    assert "Fern" not in told

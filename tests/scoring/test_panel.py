@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import fedmerit as fm
 from fedmerit.notes import code_of
-from fedmerit.scoring.panel import share_errors
+from fedmerit.scoring.panel import held_back, share_errors, share_spans
 from fedmerit.scoring.sampling import student_quantile
 from fedmerit.scoring.uncertainty import intervals, rank_intervals
 
@@ -308,3 +308,18 @@ def test_errors_cover_what_other_data_of_the_judges_would_say(drawn, alike):
 def test_where_entries_are_noise_the_errors_of_shares_say_so():
     updates, _, halves = halves_of(np.random.default_rng(6), 6, 400, 100.0)
     assert np.median(list(share_errors(fm.panel(updates, halves)).values())) > 1 / 18
+
+
+def test_intervals_of_shares_hold_what_is_paid_and_lose_what_is_lost():
+    apart = [[0, 0.3, 0.1, 0.2], [0.2, 0, 0.1, 0.1], [0.1, 0.2, 0, 0.3], [0.2, 0.1, 0.1, 0]]
+    judged = fm.Panel([[0, 2, 3, 1], [1, 0, 1, 2], [1, 1, 0, 2], [-9, -9, -9, 0]], apart=apart)
+    divided = held_back(judged.hands(), {"client-1": 1.0})
+    errors, spans = share_errors(judged), share_spans(judged, divided)
+    for name in ("client-0", "client-2"):
+        low, high = spans[name]
+        assert high - low == pytest.approx(2 * 1.96 * errors[name], abs=2e-4)
+        assert low <= divided[name] <= high
+        assert all(end * 10_000 == pytest.approx(round(end * 10_000)) for end in (low, high))
+    assert spans["client-1"] == (0.0, 0.0)  # it loses its whole share
+    assert spans["client-3"] == (0.0, 0.0)  # far below zero in every column
+    assert share_spans(fm.Panel(judged.matrix), divided) is None

@@ -285,7 +285,7 @@ class Facts:
         panel = self.panel
         if panel is None:
             return share_intervals(total, divided)
-        return share_spans(panel.whole, divided, self._most)
+        return share_spans(panel.account.paid, divided, self._most)
 
     @property
     def _most(self) -> float:

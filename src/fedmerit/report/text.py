@@ -300,7 +300,7 @@ def _judged(facts: Facts, panel: Reading) -> Iterator[str]:
     columns = facts.account.columns
     adds_up = "settled.panel-holds" if all(columns.values()) else "settled.panel-partly"
     yield words(adds_up, holding=sum(columns.values()), count=len(columns))
-    if silent := tuple(name for name in facts.source.clients if name not in columns):
+    if silent := tuple(name for name in panel.whole.clients if name not in columns):
         yield words("settled.no-judge", clients=silent)
     yield from suspicions(facts, panel)
 

@@ -406,7 +406,7 @@ def start_notes(config: Config) -> Iterator[str]:
         )
     paid, *others = config.scoring.utilities
     if others and not config.reports:
-        yield Note("only-settled", utility=paid, others=others)
+        yield Note("only-settled", method=config.scoring.method, utility=paid, others=others)
     for name in config.scoring.utilities:
         if lower_is_better(name):
             yield (
