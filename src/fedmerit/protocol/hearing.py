@@ -55,8 +55,10 @@ class Hearing(Clearing):
     def _made(self, present: Sequence[str] = (), last: Mapping[str, bytes] | None = None) -> Manifest:
         """Let members draw and judge; return the manifest, which is recorded."""
         facts = self._facts(self._seed(present, last or {}))
-        if not self.archive.has("judges", 0):  # before anybody shows a column, the list is fixed
+        fixed = self.archive.has("judges", 0)  # before anybody shows a column, the list is fixed
+        if not fixed or self.coordinator.rehearsal:  # whose members forget what they judged when it is killed
             self._judged(facts, present)
+        if not fixed:
             self._refuse_few(len(self._showings(facts)))
             names = canonical([*self._showings(facts)])
             self.archive.save("judges", 0, {"names": np.frombuffer(names, np.uint8)})
@@ -207,8 +209,9 @@ class Hearing(Clearing):
         text = canonical(facts.body())
         drawn = {name: proof for name, _, proof in self._signed("drawn")}
         body, number = JudgeAsk(text, drawn), len(self.recorder.rounds)
-        names = list(present)
-        while judges := [name for name in names if name not in self._showings(facts)]:
+        names, anew = list(present), self.coordinator.rehearsal
+        while judges := [name for name in names if anew or name not in self._showings(facts)]:
+            anew = False
             for place, (summed, entry) in enumerate(zip(self.rounds(), facts.rounds, strict=True)):
                 judges = self._judge_round(body, facts, place, summed, entry, judges)
             ask = self.coordinator.ask("judged", number, AskBody())

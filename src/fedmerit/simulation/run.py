@@ -472,7 +472,8 @@ class Rehearsal:
             text, shown = canonical(manifest.body()), self.federation.pool.settlement()
             for record in begun.records:
                 if record.kind == "drawn":
-                    self.transport.states[record.author].put(memory.DRAWN, record.body["seed"])
+                    draws = {record.body["settlement"]: record.body["seed"]}
+                    self.transport.states[record.author].put(memory.DRAWN, draws)
                 if record.kind == "statement":  # about a manifest and a pool that its author was shown
                     state, tables = self.transport.states[record.author], []
                     for table in book.signed_tables.get(record.author, ()):
@@ -481,6 +482,9 @@ class Rehearsal:
                     stated = StateAnswer(canonical(record.body), record.signature, tuple(tables))
                     state.put(memory.STATEMENT, pack(stated))
                     state.put(memory.SETTLEMENT, text)
+                    if manifest.bench is not None:
+                        columns = FolderArchive(self.folder.path / ARCHIVE).load("columns", 0)["columns"]
+                        state.put(memory.COLUMNS, columns)
                     state.put(memory.POOL, memory.ShownPool(shown.x, shown.y, shown.index))
 
     # ----------------------------------------------------------------------------------------------- a run
