@@ -190,7 +190,8 @@ class ShareError(ProtocolError):
 class RefusedError(ProtocolError):
     """A request that would reveal an update was refused.
 
-    ``logged``: the member's own log says why. ``code``: "stale-state" if the member's state is an older copy.
+    ``logged``: the member's own log says why. ``code``: "stale-state" if the member's state is an older copy,
+    "arrays" if training returned others than it was given.
     """
 
     def __init__(

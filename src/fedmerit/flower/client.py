@@ -206,7 +206,7 @@ class Secured(ClientApp):
             m0, after = shape.vector, shape.read(codec.only_arrays(reply.content))
         except MessageError as error:
             told = f"training must return the arrays it was given, trained: {error}"
-            raise RefusedError(told, stage="masked") from None
+            raise RefusedError(told, stage="masked", code="arrays") from None
         metrics = _metrics(reply.content)
         samples = metrics.get(self.weighted_by)
         if isinstance(samples, list):

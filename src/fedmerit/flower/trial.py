@@ -15,7 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedmerit.carriers.door import check_update
 from fedmerit.carriers.shape import listed
 from fedmerit.config import Config, from_dict
-from fedmerit.errors import ConfigError, FedmeritError
+from fedmerit.errors import ConfigError, FedmeritError, MessageError
 from fedmerit.flower.client import Secured
 from fedmerit.flower.codec import RecordShape
 from fedmerit.protocol.outcome import Trained
@@ -84,7 +84,8 @@ def check(
             for place in TRIALS.values()
         ]
     except FedmeritError as error:
-        trial.found["arrays" if "array" in str(error) else "training"] = str(error)
+        arrays_differ = isinstance(error, MessageError) or getattr(error, "code", "") == "arrays"
+        trial.found["arrays" if arrays_differ else "training"] = str(error)
         return trial
     except Exception as error:  # the user's
         trial.found["training"] = f"training fails: {type(error).__name__}: {error}"
