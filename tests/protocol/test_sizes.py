@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from attacked import judging
 from fedmerit.errors import (
     LedgerError,
     MessageError,
@@ -191,12 +192,13 @@ def test_a_message_is_written_in_one_way():
 
 
 def all_passed(home):
-    """Messages and answers of every kind: four members open keys to everybody, five have witnesses."""
+    """Messages and answers of every kind: four open keys to all, five have witnesses, a panel judges."""
+    panel = judging(home / "panel", [*ALL, "E"], 1)
     four = Federation(home / "four", ALL, 1, settings=SETTLED)  # who open keys to everybody
     four.stating(1, "B")
     four.tabling(lambda body: body["pairs"].update({"A": "5"}), "B")
     five = Federation(home / "five", [*ALL, "E"], 1, settings=SETTLED).shifting(who="B", key="1")
-    return [*four.run().passed, *five.run().passed]
+    return [*panel.run().passed, *four.run().passed, *five.run().passed]
 
 
 @pytest.mark.long
@@ -224,7 +226,7 @@ def test_mutated_answers_are_refused_or_read(tmp_path):
     kinds_of_answers = {
         "join": Joined, "report": Signed, "open": str, "agree": bool, "agreed": Accord,
         "state": StateAnswer, "draw": NonceAnswer, "drawn": Signature, "seal": Texts, "witness": Signed,
-        "table": Signed, "pairs": Opened,
+        "table": Signed, "pairs": Opened, "judge": bool, "judged": Signed, "column": bytes,
     }  # fmt: skip
     answers = {one.ask.exchange: one.answer for one in all_passed(tmp_path) if one.answer}
     for exchange, kind in kinds_of_answers.items():
@@ -257,10 +259,11 @@ def test_mutated_messages_and_lists_of_the_secure_sum_are_refused_or_read(stage)
 @pytest.mark.long
 def test_mutated_records_are_refused_or_read(tmp_path):
     """100,000 mutations in all, of a record of each kind: each is of its form, or a LedgerError."""
-    federation = Federation(tmp_path, ALL, 1, settings=SETTLED)
+    panel = judging(tmp_path / "panel", [*ALL, "E"], 1).run()
+    federation = Federation(tmp_path / "four", ALL, 1, settings=SETTLED)
     federation.stating(1, "B")
     federation.run()
-    records = {record.kind: record for record in records_of(federation.folder)}
+    records = {record.kind: record for one in (panel, federation) for record in records_of(one.folder)}
     assert len(records) > 10
     for record in records.values():
         good = 0
@@ -268,7 +271,7 @@ def test_mutated_records_are_refused_or_read(tmp_path):
             with suppress(LedgerError):
                 cells = (record.digest, record.signature, record.seal)
                 read = parsed_record(record.seq, record.author, record.kind, text, *cells)
-                typed(read, ALL, "all")
+                typed(read, [*ALL, "E"], "all")
                 good += 1
         assert good, record.kind
 
