@@ -134,7 +134,7 @@ def test_a_strategy_that_only_evaluates_gets_the_first_model_back(home):
 def test_members_that_never_come_back_end_the_run(home, gone, available):
     """Flower's own strategies ask for ever who is there."""
     grid = members(home)
-    at(grid, "share", 2, lambda message: grid.dead.update(list(NODES.values())[:gone]))
+    at(grid, "train", 2, lambda message: grid.dead.update(list(NODES.values())[:gone]))
     own = FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=available)
     needed = max(3, available)
     with pytest.raises(RunAborted, match=rf"^{4 - gone} members are present, {needed} are needed") as caught:

@@ -110,9 +110,11 @@ class JobHost(Host):
                 transport.enough(least)
                 after = transport.next_round(model)
                 model = model if after is None else after
-            transport.check_closed()
-            transport.awaited(coordinator.config.clients)
-            finish(coordinator, model)
+            try:
+                transport.check_closed()
+            finally:  # no round is left, so that the run is over in any case
+                transport.awaited(coordinator.config.clients)
+                finish(coordinator, model)
         finally:
             self.scores = recorder.write_scores()
         if not self._tell_unsettled(coordinator):
