@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedmerit.errors import MissingExtra
+from fedmerit.carriers import loaded
 
 if TYPE_CHECKING:
     from fedmerit.carriers.folders import rehearsal
@@ -24,12 +23,4 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _LATER.items():
-        if name in names:
-            try:
-                return getattr(import_module(module), name)
-            except ModuleNotFoundError as error:
-                if (error.name or "").partition(".")[0] != "nvflare":
-                    raise
-                raise MissingExtra.of("this needs NVFlare", "nvflare") from error
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return loaded(__name__, name, _LATER, "nvflare", "NVFlare")
