@@ -38,6 +38,7 @@ from fedmerit.protocol.messages import (
     NonceAnswer,
     OpenAsk,
     Parcel,
+    Signature,
     Signed,
     answer_of,
     parsed,
@@ -125,9 +126,8 @@ class Hearing(Clearing):
         }
 
         def drawn(name: str, answer: bytes) -> None:
-            self._said(
-                name, "drawn", drawn_body(run, COORDINATES, seed), answer_of(name, answer, bytes, "drawn")
-            )
+            signature = answer_of(name, answer, Signature, "drawn")
+            self._said(name, "drawn", drawn_body(run, COORDINATES, seed), signature)
 
         ask = self.coordinator.ask("drawn", number, DrawnAsk({}, committed, openings, dict(last)))
         self._collect("drawn", ask, present, committed, "drawn", drawn, t)

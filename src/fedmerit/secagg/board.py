@@ -25,8 +25,6 @@ import numpy.typing as npt
 from fedmerit.errors import BindingError
 
 RING: Final = 2**64
-BITS: Final = 64
-_MASK: Final = RING - 1
 NORMAL: Final = 32
 """`normal` has a standard deviation of two to the power of this."""
 
